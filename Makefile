@@ -1,0 +1,45 @@
+# Every target sets up its own .venv; nothing but Python, pip and make is needed.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# One BLAS thread a process: tests run one process a core, benchmarks compare single-threaded work.
+export OMP_NUM_THREADS := 1
+export MKL_NUM_THREADS := 1
+
+.PHONY: help setup demo test lint bench docs clean
+
+help: ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --constraint constraints.txt torch
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+setup: $(READY) ## create .venv with all that the other targets need
+
+demo: $(READY) ## fit a full matrix, a structured one and a Gaussian; about half a minute
+	$(BIN)/gnomon demo
+
+lint: $(READY) ## ruff, mypy and the import contract
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint ## the linters, then the test suite
+	$(BIN)/pytest --numprocesses 2
+
+bench: $(READY) ## speed against geoopt and pymanopt, written to benchmarks/
+	$(BIN)/python benchmarks/spd.py
+
+docs: $(READY) ## build the documentation into site/
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
+	$(BIN)/mkdocs build --strict
+
+clean: ## remove .venv and everything built
+	rm -rf $(VENV) site dist demo build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -1,0 +1,13 @@
+"""gnomon: momentum-based optimization on symmetric positive-definite matrices and structured submanifolds.
+
+The name stands for *Generalized NOrmal-coordinate MOmentum optimizatioN*; the method is that of Lin et al., ICML
+2023, "Simplifying Momentum-based Positive-definite Submanifold Optimization with Applications to Deep Learning".
+"""
+
+from . import groups, optim, riemannian
+from .manifolds import SPD, Gaussian
+from .optim import moving_frame
+
+__version__ = "0.1.0"
+
+__all__ = ["SPD", "Gaussian", "__version__", "groups", "moving_frame", "optim", "riemannian"]

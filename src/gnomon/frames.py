@@ -1,0 +1,125 @@
+"""Local coordinates at a moving frame: orthonormal scaling, pull-back, retraction, transport."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .groups import Affine, Element, Group
+from .groups.base import add, check_order, times
+
+Form = Literal["outer", "inner", "inverse"]
+FORMS: tuple[Form, ...] = ("outer", "inner", "inverse")
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Generalized normal coordinates (Sec. 3) of an SPD submanifold at a moving frame.
+
+    ===========  ===================  ==========================  =======================
+    form         point                coordinates                 gradient from dl/dA
+    ===========  ===================  ==========================  =======================
+    ``outer``    ``tau = A A^T``      ``A(eta) = A Exp(D.eta)``   ``D.<E, A^T dl/dA>``
+    ``inner``    ``tau = A^T A``      ``A(eta) = Exp(D.eta) A``   ``D.<E, dl/dA A^T>``
+    ``inverse``  ``tau^-1 = A A^T``   ``A(eta) = A Exp(-D.eta)``  ``-D.<E, A^T dl/dA>``
+    ===========  ===================  ==========================  =======================
+
+    At ``eta = 0`` the metric is the identity in each of them: the Euclidean gradient in eta is the
+    Riemannian gradient and its Euclidean norm the geodesic length. The metric is affine-invariant, twice
+    the Fisher-Rao metric of N(0, tau): a step ``beta`` here is a natural-gradient step ``beta / 2`` there.
+    """
+
+    group: Group
+    form: Form = "outer"
+    order: int | None = 2
+
+    def __post_init__(self) -> None:
+        if self.form not in FORMS:
+            raise ValueError(f"factor must be one of {', '.join(map(repr, FORMS))}, got {self.form!r}")
+        check_order(self.order)
+
+    @property
+    def _left(self) -> bool:
+        return self.form == "inner"
+
+    @property
+    def _sign(self) -> int:
+        return -1 if self.form == "inverse" else 1
+
+    def retract(self, a: Element, eta: Element) -> Element:
+        """The factor at coordinates eta."""
+        n = self.group.scale(eta)
+        if self.form == "inverse":
+            n = times(-1, n)
+        return self.group.move(a, n, self.order, left=self._left)
+
+    def pullback(self, a: Element, grad: Element) -> Element:
+        """The gradient in eta at 0 from the gradient in the factor's blocks: one product, no inverse."""
+        g = self.group.scale(self.group.pullback(a, grad, left=self._left))
+        return times(-1, g) if self.form == "inverse" else g
+
+    def logdet(self, a: Element) -> Tensor:
+        """``log det tau``."""
+        return 2 * self._sign * self.group.logabsdet(a)
+
+    def logdet_gradient(self, a: Element) -> Element:
+        """The gradient of ``log det tau`` in eta at 0: the coordinates of ``2 tr(D.eta)``, whatever ``a``."""
+        return times(2, self.group.scale(self.group.dual(self.group.identity_like(a))))
+
+    def carry(self, step: Element, vector: Element, corrected: bool = False) -> Element:
+        """A tangent vector in the new frame, after the fold of ``step``.
+
+        - Symmetric and abelian structures: the vector itself, which is exact.
+        - The affine group of a Gaussian: the chain rule of Eq. gnormal_coord2, unless ``corrected``.
+        - Otherwise parallel transport to second order in the step.
+        """
+        if self.group.trivial_transport:
+            return vector
+        if isinstance(self.group, Affine) and not corrected:
+            return self._affine_chain_rule(self.group, step, vector)
+        return self._parallel_transport(step, vector)
+
+    def _parallel_transport(self, step: Element, vector: Element) -> Element:
+        """``w_c = v_c - 1/2 ( <[S,V],E_c> - <V,[S,E_c]> - <S,[V,E_c]> )`` with ``<X,Y> = tr((X+X^T)(Y+Y^T))``.
+
+        ``S = D.s`` and ``V = D.v``; the generators are orthonormal, so that it is
+        ``v - 1/2 [S,V]/D + D.<E, [S^T,V] + [V^T,S]>`` (Eq. chris_error together with the chain rule of
+        App. jac_vec_prod, for any vector). For the inner and inverse forms S, V and E are transposed, which
+        turns the sign. The correction is orthogonal to the vector, as the derivative of a rotation must be;
+        the result is scaled back to the vector's length, since the true transport is an isometry.
+        """
+        group = self.group
+        s, v = group.scale(step), group.scale(vector)
+        s_dual, v_dual = group.dual(s), group.dual(v)
+        cross = add(
+            group.pullback(s, v_dual),
+            group.pullback(v, s_dual),
+            times(-1, group.pullback(s, v_dual, left=True)),
+            times(-1, group.pullback(v, s_dual, left=True)),
+        )
+        correction = add(group.scale(cross), times(-0.5, group.unscale(group.bracket(s, v))))
+        carried = group.flatten(add(vector, times(1 if self.form == "outer" else -1, correction)))
+        length, new_length = (x.norm(dim=-1, keepdim=True) for x in (group.flatten(vector), carried))
+        return group.unflatten(carried * torch.where(new_length > 0, length / new_length, 1))
+
+    def _affine_chain_rule(self, group: Affine, step: Element, vector: Element) -> Element:
+        """``w = v^T d(eta)/d(xi)`` of Eq. gnormal_coord2, for eta and xi at the old and the new frame.
+
+        Covariance form: ``w_mu = Exp(D.s_L)^T v_mu``. Precision form: ``w_P = v_P - D.<E, s_c^T v_c>``. The
+        linear part is carried as its own group asks.
+        """
+        cut = len(group.linear.shapes)
+        linear = Chart(group.linear, self.form, self.order)
+        s_linear, v_mean = step[:cut], vector[-1]
+        w_linear = linear.carry(s_linear, vector[:cut])
+        if group.upper:
+            e = group.linear.exp(times(self._sign, group.linear.scale(s_linear)), self.order)
+            w_mean = group.linear.apply(e, v_mean.mT, transpose=True).mT
+        else:
+            w_mean = v_mean
+            turned = group.linear.scale(group.linear.restrict(step[-1], v_mean))
+            w_linear = add(w_linear, times(self._sign, turned))
+        return (*w_linear, vector[cut], w_mean)

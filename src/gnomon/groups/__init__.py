@@ -1,0 +1,29 @@
+"""Matrix Lie groups: what a structure is, and its cost.
+
+Structures compose: ``BlockTriangular((Dense(5), Toeplitz(100)))``, ``Kronecker(Triangular(8), Diagonal(9))``.
+"""
+
+from .base import Element, Group
+from .block_diagonal import BlockDiagonal
+from .block_triangular import Affine, Arrow, BlockTriangular, Heisenberg
+from .dense import Dense
+from .diagonal import Diagonal, Fixed
+from .kronecker import Kronecker
+from .toeplitz import Toeplitz
+from .triangular import Triangular
+
+__all__ = [
+    "Affine",
+    "Arrow",
+    "BlockDiagonal",
+    "BlockTriangular",
+    "Dense",
+    "Diagonal",
+    "Element",
+    "Fixed",
+    "Group",
+    "Heisenberg",
+    "Kronecker",
+    "Toeplitz",
+    "Triangular",
+]

@@ -1,0 +1,279 @@
+"""What a structure is: a matrix Lie group whose elements are a few plain tensors."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Element: TypeAlias = tuple[Tensor, ...]
+"""The blocks of a group or algebra element, each with the same leading batch dimensions."""
+
+ORDERS = (1, 2, None)
+"""Truncations of the exponential: ``I + N``, ``I + N + N^2/2``, and the exponential itself."""
+
+_TAYLOR_DEGREE, _TAYLOR_RADIUS = 14, 0.5  # remainder 0.5^15 / 15! < 3e-17
+
+
+def add(*elements: Element) -> Element:
+    """Blockwise sum."""
+    return tuple(sum(blocks[1:], blocks[0]) for blocks in zip(*elements, strict=True))
+
+
+def times(factor: float, element: Element) -> Element:
+    """Blockwise multiple."""
+    return tuple(factor * block for block in element)
+
+
+def widen(x: Tensor) -> Tensor:
+    """float32 for half precision, which has neither FFTs nor factorizations; others as they are."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def positive_size(name: str, value: object) -> int:
+    """``value`` if it is a positive integer; an error that names it otherwise."""
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}")
+    return value
+
+
+def check_order(order: int | None) -> None:
+    if order not in ORDERS:
+        raise ValueError(f"order must be 1, 2 or None (the exact exponential), got {order!r}")
+
+
+class Group(ABC):
+    """A subgroup of GL(k), its Lie algebra, and what their operations cost.
+
+    A group owns no state. An element ``A`` is a tuple of tensors (its blocks) whose shapes, behind any
+    leading batch dimensions, are ``shapes``. Elements of the algebra, written ``N``, and gradients with
+    respect to the blocks have the same shapes. Vectors are rows: in :meth:`apply` and :meth:`restrict` an
+    argument of shape ``(*batch, n, k)`` holds ``n`` vectors; :meth:`matvec` and its kin take
+    ``(*sample, *batch, k)`` as :mod:`torch.distributions` does.
+
+    Coordinates are orthonormal (Sec. 3.2 of the paper): ``N = D . eta`` with ``D_j = 1 / ||E_j + E_j^T||_F``
+    for the generator ``E_j``, so that the affine-invariant metric of ``tau = A A^T`` at ``eta = 0`` is the
+    identity. :meth:`scale` is that linear map, restricted to the coordinate space (a symmetric block is
+    stored in full, and symmetrized); it is its own adjoint.
+
+    To add a structure, define the abstract methods and run :func:`gnomon.testing.check_group` on it.
+    """
+
+    k: int
+    """The matrices are k x k."""
+    shapes: tuple[tuple[int, ...], ...]
+    """Shape of each block."""
+    dim: int
+    """Degrees of freedom of the submanifold ``{A A^T}``."""
+    trivial_transport: bool = False
+    """Whether parallel transport is the identity on the coordinates (symmetric or abelian structures)."""
+    is_algebra: bool = True
+    """Whether ``mul`` is bilinear in the blocks, so that ``N^2`` and polynomials in it are ``mul`` too."""
+
+    # ------------------------------------------------------------------ storage
+    @property
+    def numel(self) -> int:
+        """Numbers stored for an element."""
+        return sum(self._sizes)
+
+    @property
+    def _sizes(self) -> list[int]:
+        return [math.prod(shape) for shape in self.shapes]
+
+    def flatten(self, a: Element) -> Tensor:
+        """Blocks to one vector, ``(*batch, numel)``."""
+        flat = [block.flatten(-len(shape)) for block, shape in zip(a, self.shapes, strict=True)]
+        return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
+
+    def unflatten(self, flat: Tensor) -> Element:
+        """One vector to blocks, as views."""
+        if len(self.shapes) == 1:
+            return (flat.unflatten(-1, self.shapes[0]),)
+        parts = flat.split(self._sizes, -1)
+        return tuple(part.unflatten(-1, shape) for part, shape in zip(parts, self.shapes, strict=True))
+
+    def batch_shape(self, a: Element) -> torch.Size:
+        return a[0].shape[: a[0].ndim - len(self.shapes[0])]
+
+    def identity_like(self, a: Element) -> Element:
+        return self.identity(self.batch_shape(a), dtype=a[0].dtype, device=a[0].device)
+
+    def identity(
+        self,
+        batch_shape: Sequence[int] = (),
+        *,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> Element:
+        """The neutral element."""
+        return self.from_diagonal(torch.ones(*batch_shape, self.k, dtype=dtype, device=device))
+
+    # ------------------------------------------------------------------ the structure
+    @abstractmethod
+    def mul(self, a: Element, b: Element) -> Element:
+        """``A B``."""
+
+    @abstractmethod
+    def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
+        """``A x`` (or ``A^T x``) for each row ``x`` of ``(*batch, n, k)``."""
+
+    @abstractmethod
+    def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
+        """``A^-1 x`` (or ``A^-T x``) for each row ``x`` of ``(*batch, n, k)``."""
+
+    @abstractmethod
+    def ldiv(self, a: Element, b: Element) -> Element:
+        """``A^-1 B``."""
+
+    @abstractmethod
+    def logabsdet(self, a: Element) -> Tensor:
+        """``log |det A|``, of the batch shape."""
+
+    @abstractmethod
+    def restrict(self, x: Tensor, y: Tensor) -> Element:
+        """``<E_j, X^T Y>`` for every generator, from rows ``X`` and ``Y``, without forming ``X^T Y``."""
+
+    @abstractmethod
+    def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
+        """``<E_j, A^T G>``: the gradient in ``N`` of ``f(A Exp(N))`` at 0 from ``G = df/dA``.
+
+        Only the entries of ``G`` inside the structure matter, because the structure is closed under
+        multiplication. With ``left`` it is ``<E_j, G A^T>``, for ``f(Exp(N) A)``.
+        """
+
+    @abstractmethod
+    def scale(self, eta: Element) -> Element:
+        """``D . eta``: from orthonormal coordinates to the algebra."""
+
+    @abstractmethod
+    def unscale(self, n: Element) -> Element:
+        """The coordinates of an algebra element, ``N / D``."""
+
+    def dual(self, n: Element) -> Element:
+        """The covector ``E_j -> <N, E_j>_F`` (``N`` itself where a block's entries are matrix entries)."""
+        return n
+
+    # ------------------------------------------------------------------ to and from dense
+    @abstractmethod
+    def to_dense(self, a: Element) -> Tensor:
+        """The k x k matrix. For people and tests."""
+
+    @abstractmethod
+    def from_dense(self, matrix: Tensor) -> Element:
+        """The projection of a k x k matrix onto the structure."""
+
+    @abstractmethod
+    def from_diagonal(self, diagonal: Tensor) -> Element:
+        """The element nearest to ``Diag(diagonal)``: that matrix itself, where the structure holds it."""
+
+    @abstractmethod
+    def factor(self, tau: Tensor) -> Element:
+        """The group's Cholesky factor: ``A A^T = tau`` where tau is on the submanifold.
+
+        Elsewhere ``A A^T`` agrees with tau on the entries that the structure is free to choose.
+        """
+
+    # ------------------------------------------------------------------ derived operations
+    def matvec(self, a: Element, x: Tensor) -> Tensor:
+        """``A x`` for vectors ``(*sample, *batch, k)``."""
+        return self._by_rows(a, x, lambda rows: self.apply(a, rows))
+
+    def rmatvec(self, a: Element, x: Tensor) -> Tensor:
+        """``A^T x`` for vectors ``(*sample, *batch, k)``."""
+        return self._by_rows(a, x, lambda rows: self.apply(a, rows, transpose=True))
+
+    def solve(self, a: Element, x: Tensor) -> Tensor:
+        """``A^-1 x`` for vectors ``(*sample, *batch, k)``."""
+        return self._by_rows(a, x, lambda rows: self.apply_inverse(a, rows))
+
+    def rsolve(self, a: Element, x: Tensor) -> Tensor:
+        """``A^-T x`` for vectors ``(*sample, *batch, k)``."""
+        return self._by_rows(a, x, lambda rows: self.apply_inverse(a, rows, transpose=True))
+
+    def _by_rows(self, a: Element, x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
+        if x.ndim == 0 or x.shape[-1] != self.k:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, but {self} acts on vectors of length {self.k} along the last "
+                "dimension; transpose x if its vectors are columns"
+            )
+        batch = self.batch_shape(a)
+        try:
+            shape = torch.broadcast_shapes(x.shape[:-1], batch)
+        except RuntimeError:
+            raise ValueError(
+                f"x has shape {tuple(x.shape)}, which does not broadcast with the batch shape {tuple(batch)}: "
+                f"give (*sample, *{tuple(batch)}, {self.k})"
+            ) from None
+        rows = x.expand(*shape, self.k).reshape(-1, *batch, self.k).movedim(0, -2)
+        return operation(rows).movedim(-2, 0).reshape(*shape, self.k)
+
+    def gram(self, a: Element, x: Tensor) -> Element:
+        """``<E_j, A^T X^T X A>`` from rows ``X`` of shape ``(*batch, n, k)``, without a k x k matrix."""
+        xa = self.apply(a, x, transpose=True)
+        return self.restrict(xa, xa)
+
+    def bracket(self, n: Element, m: Element) -> Element:
+        """``[N, M] = N M - M N`` of two algebra elements."""
+        return add(self.mul(n, m), times(-1, self.mul(m, n)))
+
+    def squared_norm(self, a: Element) -> Tensor:
+        """``||A||_F^2``, of the batch shape."""
+        return (self.flatten(a) * self.flatten(self.dual(a))).sum(-1)
+
+    def exp(self, n: Element, order: int | None = None) -> Element:
+        """``Exp(N)``, or its truncation after the linear (1) or quadratic (2) term.
+
+        The quadratic one, ``(I + (I + N)^2) / 2``, is never singular for symmetric or triangular ``N``.
+        """
+        check_order(order)
+        if order is None:
+            return self._exact_exp(n)
+        terms = [self.identity_like(n), n]
+        if order == 2:
+            terms.append(times(0.5, self.mul(n, n)))
+        return add(*terms)
+
+    def _exact_exp(self, n: Element) -> Element:
+        """Scaling and squaring of a Taylor polynomial: products alone, so that it stays in the structure."""
+        norm = self.squared_norm(n).detach().amax().sqrt().item()
+        squarings = max(0, math.ceil(math.log2(norm / _TAYLOR_RADIUS))) if 0 < norm < math.inf else 0
+        n = times(0.5**squarings, n)
+        identity = self.identity_like(n)
+        result = identity
+        for degree in range(_TAYLOR_DEGREE, 0, -1):
+            result = add(identity, times(1 / degree, self.mul(n, result)))
+        for _ in range(squarings):
+            result = self.mul(result, result)
+        return result
+
+    def move(self, a: Element, n: Element, order: int | None = None, left: bool = False) -> Element:
+        """``A Exp(N)``, or ``Exp(N) A`` with ``left``, at a given order of the exponential.
+
+        The truncated forms add to ``A`` and never form ``I + N``, whose rounding would lose small steps.
+        """
+        check_order(order)
+        if order is None:
+            e = self.exp(n)
+            return self.mul(e, a) if left else self.mul(a, e)
+        first = self.mul(n, a) if left else self.mul(a, n)
+        if order == 1:
+            return add(a, first)
+        second = self.mul(n, first) if left else self.mul(first, n)
+        return add(a, first, times(0.5, second))
+
+    # ------------------------------------------------------------------ identity as a value
+    def _arguments(self) -> str:
+        return str(self.k)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._arguments()})"
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and repr(self) == repr(other)
+
+    def __hash__(self) -> int:
+        return hash(repr(self))

@@ -1,0 +1,212 @@
+"""Block-triangular matrices composed of other groups, and the named structures built on them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from .base import Element, Group, add, positive_size
+from .dense import Dense
+from .diagonal import Diagonal, Fixed
+
+
+class BlockTriangular(Group):
+    """Groups on the diagonal, dense coupling below (or above) it.
+
+    With more than two parts the rest is a ``BlockTriangular`` of its own, so that there is one coupling
+    per object: a matrix ``C`` from the columns of the *source* part to the rows of the *target* part
+    (lower: first to rest; upper: rest to first). D is that of the parts, and 1/sqrt(2) on the coupling.
+    Blocks: those of the first part, those of the rest, the coupling.
+    """
+
+    def __init__(self, blocks: Sequence[Group], upper: bool = False) -> None:
+        blocks = tuple(blocks)
+        if len(blocks) < 2:
+            raise ValueError(f"blocks must hold at least two groups, got {blocks!r}")
+        for block in blocks:
+            if not isinstance(block, Group):
+                raise TypeError(f"blocks must be groups, got {block!r}; for a plain size use Dense({block!r})")
+            if not block.is_algebra:
+                raise ValueError(
+                    f"blocks cannot hold {block}, whose squares leave its coordinates; put the block-triangular "
+                    "structure inside the Kronecker factors instead"
+                )
+        self.blocks = blocks
+        self.upper = upper
+        self.first = blocks[0]
+        self.rest = blocks[1] if len(blocks) == 2 else BlockTriangular(blocks[1:], upper)
+        self.k = self.first.k + self.rest.k
+        self.source, self.target = (self.rest, self.first) if upper else (self.first, self.rest)
+        self.shapes = (*self.first.shapes, *self.rest.shapes, (self.target.k, self.source.k))
+        self.dim = self.first.dim + self.rest.dim + self.target.k * self.source.k
+
+    def _arguments(self) -> str:
+        return f"({', '.join(map(repr, self.blocks))}), upper={self.upper}"
+
+    # Each operation works on (source, target, coupling); these two convert from and to the stored order.
+    def _open(self, a: Element) -> tuple[Element, Element, Tensor]:
+        cut = len(self.first.shapes)
+        first, rest, coupling = a[:cut], a[cut:-1], a[-1]
+        return (rest, first, coupling) if self.upper else (first, rest, coupling)
+
+    def _close(self, source: Element, target: Element, coupling: Tensor) -> Element:
+        first, rest = (target, source) if self.upper else (source, target)
+        return (*first, *rest, coupling)
+
+    def _split(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        first, rest = rows[..., : self.first.k], rows[..., self.first.k :]
+        return (rest, first) if self.upper else (first, rest)
+
+    def _join(self, source: Tensor, target: Tensor) -> Tensor:
+        return torch.cat([target, source] if self.upper else [source, target], -1)
+
+    def mul(self, a: Element, b: Element) -> Element:
+        (a_s, a_t, a_c), (b_s, b_t, b_c) = self._open(a), self._open(b)
+        coupling = self.target.apply(a_t, b_c.mT).mT + self.source.apply(b_s, a_c, transpose=True)
+        return self._close(self.source.mul(a_s, b_s), self.target.mul(a_t, b_t), coupling)
+
+    def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
+        a_s, a_t, coupling = self._open(a)
+        x_s, x_t = self._split(rows)
+        y_s = self.source.apply(a_s, x_s, transpose)
+        y_t = self.target.apply(a_t, x_t, transpose)
+        if transpose:
+            return self._join(y_s + x_t @ coupling, y_t)
+        return self._join(y_s, y_t + x_s @ coupling.mT)
+
+    def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
+        a_s, a_t, coupling = self._open(a)
+        x_s, x_t = self._split(rows)
+        if transpose:
+            y_t = self.target.apply_inverse(a_t, x_t, transpose)
+            y_s = self.source.apply_inverse(a_s, x_s - y_t @ coupling, transpose)
+        else:
+            y_s = self.source.apply_inverse(a_s, x_s)
+            y_t = self.target.apply_inverse(a_t, x_t - y_s @ coupling.mT)
+        return self._join(y_s, y_t)
+
+    def ldiv(self, a: Element, b: Element) -> Element:
+        (a_s, a_t, a_c), (b_s, b_t, b_c) = self._open(a), self._open(b)
+        x_s, x_t = self.source.ldiv(a_s, b_s), self.target.ldiv(a_t, b_t)
+        remainder = b_c - self.source.apply(x_s, a_c, transpose=True)
+        return self._close(x_s, x_t, self.target.apply_inverse(a_t, remainder.mT).mT)
+
+    def logabsdet(self, a: Element) -> Tensor:
+        a_s, a_t, _ = self._open(a)
+        return self.source.logabsdet(a_s) + self.target.logabsdet(a_t)
+
+    def restrict(self, x: Tensor, y: Tensor) -> Element:
+        (x_s, x_t), (y_s, y_t) = self._split(x), self._split(y)
+        return self._close(self.source.restrict(x_s, y_s), self.target.restrict(x_t, y_t), x_t.mT @ y_s)
+
+    def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
+        (a_s, a_t, a_c), (g_s, g_t, g_c) = self._open(a), self._open(grad)
+        n_s = self.source.pullback(a_s, g_s, left)
+        n_t = self.target.pullback(a_t, g_t, left)
+        if left:
+            n_t = add(n_t, self.target.restrict(g_c.mT, a_c.mT))
+            return self._close(n_s, n_t, self.source.apply(a_s, g_c))
+        n_s = add(n_s, self.source.restrict(a_c, g_c))
+        return self._close(n_s, n_t, self.target.apply(a_t, g_c.mT, transpose=True).mT)
+
+    def scale(self, eta: Element) -> Element:
+        e_s, e_t, coupling = self._open(eta)
+        return self._close(self.source.scale(e_s), self.target.scale(e_t), math.sqrt(0.5) * coupling)
+
+    def unscale(self, n: Element) -> Element:
+        n_s, n_t, coupling = self._open(n)
+        return self._close(self.source.unscale(n_s), self.target.unscale(n_t), math.sqrt(2) * coupling)
+
+    def dual(self, n: Element) -> Element:
+        n_s, n_t, coupling = self._open(n)
+        return self._close(self.source.dual(n_s), self.target.dual(n_t), coupling)
+
+    def _corners(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The (source, source), (target, target) and (target, source) blocks of a dense matrix."""
+        cut = self.first.k
+        first, rest = slice(None, cut), slice(cut, None)
+        s, t = (rest, first) if self.upper else (first, rest)
+        return matrix[..., s, s], matrix[..., t, t], matrix[..., t, s]
+
+    def to_dense(self, a: Element) -> Tensor:
+        a_s, a_t, coupling = self._open(a)
+        source_rows = self._join(self.source.to_dense(a_s), torch.zeros_like(coupling.mT))
+        target_rows = self._join(coupling, self.target.to_dense(a_t))
+        return torch.cat([target_rows, source_rows] if self.upper else [source_rows, target_rows], -2)
+
+    def from_dense(self, matrix: Tensor) -> Element:
+        m_s, m_t, coupling = self._corners(matrix)
+        return self._close(self.source.from_dense(m_s), self.target.from_dense(m_t), coupling)
+
+    def from_diagonal(self, diagonal: Tensor) -> Element:
+        d_s, d_t = self._split(diagonal)
+        coupling = diagonal.new_zeros(*diagonal.shape[:-1], self.target.k, self.source.k)
+        return self._close(self.source.from_diagonal(d_s), self.target.from_diagonal(d_t), coupling)
+
+    def factor(self, tau: Tensor) -> Element:
+        tau_s, tau_t, tau_c = self._corners(tau)
+        a_s = self.source.factor(tau_s)
+        coupling = self.source.apply_inverse(a_s, tau_c)
+        return self._close(a_s, self.target.factor(tau_t - coupling @ coupling.mT), coupling)
+
+
+class Arrow(BlockTriangular):
+    """The paper's rank-one submanifold (Sec. low_rank_spd) and its rank-r form.
+
+    ``A = [[a, 0], [b, Diag(c)]]`` with a dense r x r head ``a``: a step costs O(k r^2).
+    """
+
+    def __init__(self, k: int, rank: int = 1) -> None:
+        if positive_size("rank", rank) >= positive_size("k", k):
+            raise ValueError(f"rank must be below k = {k}, got {rank}; the full manifold is Dense({k})")
+        self.rank = rank
+        super().__init__((Dense(rank), Diagonal(k - rank)))
+
+    def _arguments(self) -> str:
+        return f"{self.k}, rank={self.rank}"
+
+
+class Heisenberg(BlockTriangular):
+    """Dense corners of sizes ``head`` and ``tail``, a diagonal middle and dense borders.
+
+    ``A = [[H, *, *], [0, Diag(m), *], [0, 0, T]]``: a step costs O(k (head + tail)^2).
+    """
+
+    def __init__(self, k: int, head: int, tail: int) -> None:
+        positive_size("k", k), positive_size("head", head), positive_size("tail", tail)
+        if head + tail >= k:
+            raise ValueError(
+                f"head + tail must be below k = {k}, got {head} + {tail}; the full manifold is Dense({k})"
+            )
+        self.head, self.tail = head, tail
+        super().__init__((Dense(head), Diagonal(k - head - tail), Dense(tail)), upper=True)
+
+    def _arguments(self) -> str:
+        return f"{self.k}, head={self.head}, tail={self.tail}"
+
+
+class Affine(BlockTriangular):
+    """``[[L, mu], [0, 1]]`` with ``L`` in a group: the Gaussian family (Sec. sngd_special).
+
+    Its exponential map is that of Eq. gnormal_coord2, ``Exp(N) = [[Exp(N_L), n_mu], [0, 1]]``, which
+    agrees with the matrix exponential to first order and leaves the mean's step linear. With
+    ``upper=False`` the vector is the last row: the form of a Gaussian's precision.
+    """
+
+    def __init__(self, linear: Group, upper: bool = True) -> None:
+        self.linear = linear
+        super().__init__((linear, Fixed(1)), upper)
+
+    def _arguments(self) -> str:
+        return f"{self.linear!r}, upper={self.upper}"
+
+    def exp(self, n: Element, order: int | None = None) -> Element:
+        cut = len(self.linear.shapes)
+        return (*self.linear.exp(n[:cut], order), torch.ones_like(n[cut]), n[-1])
+
+    def move(self, a: Element, n: Element, order: int | None = None, left: bool = False) -> Element:
+        e = self.exp(n, order)
+        return self.mul(e, a) if left else self.mul(a, e)

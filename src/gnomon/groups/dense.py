@@ -1,0 +1,71 @@
+"""All invertible matrices, with symmetric coordinates: the full SPD manifold."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .base import Element, Group, positive_size, widen
+
+
+def solve_rows(matrix: Tensor, rows: Tensor, transpose: bool) -> Tensor:
+    """``M^-1 x`` (or ``M^-T x``) for each row, by LU in at least float32."""
+    wide = widen(matrix.mT if transpose else matrix)
+    return torch.linalg.solve(wide, widen(rows).mT).mT.to(rows.dtype)
+
+
+class Dense(Group):
+    """GL(k). ``A <- A Exp(eta / 2)`` with symmetric eta (Eq. gen_normal_param); D = 1/2.
+
+    ``A`` is determined up to a rotation, ``tau = A A^T`` is not; with symmetric coordinates parallel
+    transport is the identity, so that momentum is exact.
+    """
+
+    trivial_transport = True
+
+    def __init__(self, k: int) -> None:
+        self.k = positive_size("k", k)
+        self.shapes = ((k, k),)
+        self.dim = k * (k + 1) // 2
+
+    def mul(self, a: Element, b: Element) -> Element:
+        return (a[0] @ b[0],)
+
+    def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
+        return rows @ (a[0] if transpose else a[0].mT)
+
+    def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
+        return solve_rows(a[0], rows, transpose)
+
+    def ldiv(self, a: Element, b: Element) -> Element:
+        return (solve_rows(a[0], b[0].mT, False).mT,)
+
+    def logabsdet(self, a: Element) -> Tensor:
+        return torch.linalg.slogdet(widen(a[0])).logabsdet.to(a[0].dtype)
+
+    def restrict(self, x: Tensor, y: Tensor) -> Element:
+        return (x.mT @ y,)
+
+    def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
+        return (grad[0] @ a[0].mT,) if left else (a[0].mT @ grad[0],)
+
+    def scale(self, eta: Element) -> Element:
+        return (0.25 * (eta[0] + eta[0].mT),)
+
+    def unscale(self, n: Element) -> Element:
+        return (n[0] + n[0].mT,)
+
+    def to_dense(self, a: Element) -> Tensor:
+        return a[0]
+
+    def from_dense(self, matrix: Tensor) -> Element:
+        return (matrix,)
+
+    def from_diagonal(self, diagonal: Tensor) -> Element:
+        return (torch.diag_embed(diagonal),)
+
+    def factor(self, tau: Tensor) -> Element:
+        return (torch.linalg.cholesky(tau),)
+
+    def _exact_exp(self, n: Element) -> Element:
+        return (torch.linalg.matrix_exp(widen(n[0])).to(n[0].dtype),)

@@ -1,0 +1,112 @@
+"""Triangular Toeplitz matrices: products are convolutions."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor
+
+from .base import Element, Group, positive_size, widen
+
+
+def _fft_product(x: Tensor, y: Tensor, correlate: bool = False) -> Tensor:
+    """Leading k terms of ``x * y``, or of ``sum_i y_i x_{i+j}`` with ``correlate``, by FFT."""
+    k = x.shape[-1]
+    length = 1 << (2 * k - 2).bit_length()  # the power of two that holds a convolution without wrapping
+    x_hat, y_hat = torch.fft.rfft(widen(x), length), torch.fft.rfft(widen(y), length)
+    product = torch.fft.irfft(x_hat * (y_hat.conj() if correlate else y_hat), length)
+    return product[..., :k].to(x.dtype)
+
+
+def _reciprocal(a: Tensor) -> Tensor:
+    """The power series ``1 / a(z)`` to as many terms, by Newton's iteration ``b <- b (2 - a b)``."""
+    k = a.shape[-1]
+    b, terms = 1 / a[..., :1], 1
+    while terms < k:
+        terms = min(2 * terms, k)
+        b = torch.nn.functional.pad(b, (0, terms - b.shape[-1]))
+        b = 2 * b - _fft_product(_fft_product(a[..., :terms], b), b)
+    return b
+
+
+@functools.lru_cache(maxsize=64)
+def _diagonal_lengths(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.arange(k, 0, -1, dtype=dtype, device=device)
+
+
+@functools.lru_cache(maxsize=64)
+def _toeplitz_scales(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """D_0 = 1 / (2 sqrt k), D_j = 1 / sqrt(2 (k - j))."""
+    scales = (2 * _diagonal_lengths(k, torch.float64, device)).rsqrt()
+    scales[0] = 0.5 / k**0.5
+    return scales.to(dtype)
+
+
+class Toeplitz(Group):
+    """Lower (or upper) triangular Toeplitz matrices, stored as the first column (or row).
+
+    Abelian: transport is the identity. A product costs O(k log k), an inverse a few products.
+    """
+
+    trivial_transport = True
+
+    def __init__(self, k: int, upper: bool = False) -> None:
+        self.k = positive_size("k", k)
+        self.upper = upper
+        self.shapes = ((k,),)
+        self.dim = k
+
+    def _arguments(self) -> str:
+        return f"{self.k}, upper=True" if self.upper else str(self.k)
+
+    def mul(self, a: Element, b: Element) -> Element:
+        return (_fft_product(a[0], b[0]),)
+
+    def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
+        return _fft_product(rows, a[0].unsqueeze(-2), correlate=transpose != self.upper)
+
+    def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
+        return self.apply((_reciprocal(a[0]),), rows, transpose)
+
+    def ldiv(self, a: Element, b: Element) -> Element:
+        return (_fft_product(_reciprocal(a[0]), b[0]),)
+
+    def logabsdet(self, a: Element) -> Tensor:
+        return self.k * a[0][..., 0].abs().log()
+
+    def restrict(self, x: Tensor, y: Tensor) -> Element:
+        below, right = (y, x) if self.upper else (x, y)
+        return (_fft_product(below, right, correlate=True).sum(-2),)
+
+    def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
+        return (_fft_product(grad[0], a[0], correlate=True),)
+
+    def scale(self, eta: Element) -> Element:
+        return (eta[0] * _toeplitz_scales(self.k, eta[0].dtype, eta[0].device),)
+
+    def unscale(self, n: Element) -> Element:
+        return (n[0] / _toeplitz_scales(self.k, n[0].dtype, n[0].device),)
+
+    def dual(self, n: Element) -> Element:
+        return (n[0] * _diagonal_lengths(self.k, n[0].dtype, n[0].device),)
+
+    def to_dense(self, a: Element) -> Tensor:
+        i = torch.arange(self.k, device=a[0].device)
+        offset = i.unsqueeze(-1) - i
+        lower = a[0][..., offset.clamp(min=0)] * (offset >= 0)
+        return lower.mT if self.upper else lower
+
+    def from_dense(self, matrix: Tensor) -> Element:
+        lower = matrix.mT if self.upper else matrix
+        means = [lower.diagonal(-j, dim1=-2, dim2=-1).mean(-1) for j in range(self.k)]
+        return (torch.stack(means, -1),)
+
+    def from_diagonal(self, diagonal: Tensor) -> Element:
+        first = diagonal.mean(-1, keepdim=True)
+        return (torch.nn.functional.pad(first, (0, self.k - 1)),)
+
+    def factor(self, tau: Tensor) -> Element:
+        if self.upper:
+            return self.from_dense(torch.linalg.cholesky(tau.flip(-1, -2)).flip(-1, -2))
+        return self.from_dense(torch.linalg.cholesky(tau))

@@ -1,0 +1,7 @@
+"""Points on SPD submanifolds: modules whose parameters are local coordinates."""
+
+from .gaussian import Gaussian
+from .point import Point, point_of
+from .spd import SPD
+
+__all__ = ["SPD", "Gaussian", "Point", "point_of"]

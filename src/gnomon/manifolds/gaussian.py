@@ -1,0 +1,190 @@
+"""Gaussians as points of an SPD submanifold (the Siegel embedding)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+
+from ..frames import Chart
+from ..groups import Affine, Element, Group
+from .init import Init, as_group, initial_element
+from .point import Point
+from .spd import outer_product
+
+_LOG_2PI = math.log(2 * math.pi)
+
+
+class Gaussian(Point):
+    """N(mu, Sigma) with a structured factor, in the coordinates of Eq. gnormal_coord2.
+
+    Args:
+        structure: a dimension ``d`` (full covariance) or the group of the factor.
+        form: ``"covariance"`` keeps ``Sigma = L L^T`` and mu in the frame ``[[L, mu], [0, 1]]``;
+            ``"precision"`` keeps ``Sigma^-1 = P P^T`` and ``c = -P^T mu`` in ``[[P, 0], [c^T, 1]]``, in which
+            the log-density needs no inverse.
+        loc: the mean at the start; zero unless given.
+        init: the covariance at the start: a scalar, a diagonal or an SPD matrix; the identity unless given.
+        order, project, dtype, device, batch_shape: as for :class:`gnomon.SPD`.
+
+    Without momentum, a step with learning rate ``beta`` in the covariance form is structured natural-gradient
+    descent with ``gamma = beta / 2`` (Eq. sngd): ``mu <- mu - gamma Sigma g_mu``,
+    ``L <- L Exp(-gamma L^T g_Sigma L)``.
+    """
+
+    def __init__(
+        self,
+        structure: Group | int,
+        *,
+        form: Literal["covariance", "precision"] = "covariance",
+        loc: Tensor | None = None,
+        order: int | None = 2,
+        init: Init = None,
+        project: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        batch_shape: Sequence[int] = (),
+    ) -> None:
+        if form not in ("covariance", "precision"):
+            raise ValueError(f"form must be 'covariance' or 'precision', got {form!r}")
+        linear = as_group("structure", structure)
+        if not linear.is_algebra:
+            raise ValueError(f"structure cannot be {linear}: the affine group of a Gaussian needs a matrix algebra")
+        if dtype is None and isinstance(loc, Tensor):
+            dtype = loc.dtype
+        upper = form == "covariance"
+        chart = Chart(Affine(linear, upper), "outer" if upper else "inverse", order)
+        factor = initial_element(
+            linear,
+            chart.form,
+            init,
+            batch_shape=batch_shape,
+            dtype=dtype,
+            device=device,
+            project=project,
+        )
+        mean = _initial_mean(loc, (*batch_shape, linear.k), factor[0])
+        vector = mean if upper else -linear.rmatvec(factor, mean)
+        one = mean.new_ones(*batch_shape, 1)
+        super().__init__(chart, (*factor, one, vector.unsqueeze(-1 if upper else -2)))
+        self.form = form
+
+    def _parts(self) -> tuple[Group, Element, Tensor]:
+        """The linear group, its element (L or P), and the vector (mu or c)."""
+        assert isinstance(self.group, Affine)
+        linear, a = self.group.linear, self.element()
+        return linear, a[: len(linear.shapes)], a[-1].squeeze(-1 if self.form == "covariance" else -2)
+
+    @property
+    def d(self) -> int:
+        """The dimension."""
+        return self.group.k - 1
+
+    @property
+    def loc(self) -> Tensor:
+        """The mean."""
+        linear, factor, vector = self._parts()
+        return vector if self.form == "covariance" else -linear.rsolve(factor, vector)
+
+    def factor_matrix(self) -> Tensor:
+        """``L`` (covariance form) or ``P`` (precision form), dense."""
+        linear, factor, _ = self._parts()
+        return linear.to_dense(factor)
+
+    def covariance(self) -> Tensor:
+        """``Sigma``, dense."""
+        factor = self.factor_matrix()
+        if self.form == "covariance":
+            return outer_product(factor)
+        return outer_product(_dense_inverse(factor).mT)
+
+    def precision(self) -> Tensor:
+        """``Sigma^-1``, dense."""
+        factor = self.factor_matrix()
+        if self.form == "precision":
+            return outer_product(factor)
+        return outer_product(_dense_inverse(factor).mT)
+
+    def logdet(self) -> Tensor:
+        """``log det Sigma``, of the batch shape."""
+        return self._logdet()
+
+    def _standardize(self, x: Tensor) -> Tensor:
+        """``z`` with ``(x - mu)^T Sigma^-1 (x - mu) = |z|^2``."""
+        linear, factor, vector = self._parts()
+        if self.form == "covariance":
+            return linear.solve(factor, x - vector)
+        return linear.rmatvec(factor, x) + vector
+
+    def log_prob(self, x: Tensor) -> Tensor:
+        """The log-density at ``x`` of shape ``(*sample, *batch_shape, d)``."""
+        return -0.5 * (self._standardize(x).square().sum(-1) + self.logdet() + self.d * _LOG_2PI)
+
+    def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
+        """Reparametrized draws, ``(*sample_shape, *batch_shape, d)``."""
+        shape = (sample_shape,) if isinstance(sample_shape, int) else tuple(sample_shape)
+        noise = torch.randn(*shape, *self.batch_shape, self.d, dtype=self.dtype, device=self.device)
+        linear, factor, vector = self._parts()
+        if self.form == "covariance":
+            return vector + linear.matvec(factor, noise)
+        return linear.rsolve(factor, noise - vector)
+
+    @torch.no_grad()
+    def sample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
+        """Draws, ``(*sample_shape, *batch_shape, d)``."""
+        return self.rsample(sample_shape)
+
+    def entropy(self) -> Tensor:
+        """``d/2 (1 + log 2 pi) + 1/2 log det Sigma``."""
+        return 0.5 * (self.d * (1 + _LOG_2PI) + self.logdet())
+
+    def kl_divergence(self, other: Gaussian | MultivariateNormal) -> Tensor:
+        """``KL(self || other)``; at the cost of the structure where both have the same one and form."""
+        if isinstance(other, Gaussian) and other.form == self.form and other.group == self.group:
+            return self._structured_kl(other)
+        if isinstance(other, Gaussian):
+            other = other.to_distribution()
+        if not isinstance(other, MultivariateNormal):
+            raise TypeError(
+                f"other must be a gnomon.Gaussian or a MultivariateNormal, got {type(other).__name__}; for an "
+                "independent Normal pass MultivariateNormal(loc, torch.diag_embed(scale**2))"
+            )
+        return torch.distributions.kl_divergence(self.to_distribution(), other)
+
+    def _structured_kl(self, other: Gaussian) -> Tensor:
+        linear, p, _ = self._parts()
+        _, q, _ = other._parts()
+        # tr(Sigma_q^-1 Sigma_p) is ||L_q^-1 L_p||^2 in covariance form and ||P_p^-1 P_q||^2 in precision form.
+        ratio = linear.ldiv(q, p) if self.form == "covariance" else linear.ldiv(p, q)
+        distance = other._standardize(self.loc).square().sum(-1)
+        return 0.5 * (linear.squared_norm(ratio) + distance - self.d + other.logdet() - self.logdet())
+
+    def to_distribution(self) -> MultivariateNormal:
+        """The same Gaussian as a :class:`torch.distributions.MultivariateNormal`; dense."""
+        if self.form == "covariance":
+            return MultivariateNormal(self.loc, covariance_matrix=self.covariance())
+        return MultivariateNormal(self.loc, precision_matrix=self.precision())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.log_prob(x)
+
+
+def _dense_inverse(matrix: Tensor) -> Tensor:
+    wide = matrix.float() if matrix.dtype.itemsize < 4 else matrix
+    return torch.linalg.inv(wide).to(matrix.dtype)
+
+
+def _initial_mean(loc: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    if loc is None:
+        return like.new_zeros(shape)
+    mean = torch.as_tensor(loc).detach().to(like)
+    if not bool(mean.isfinite().all()):
+        raise ValueError("loc holds values that are not finite")
+    try:
+        return mean.expand(shape)
+    except RuntimeError:
+        raise ValueError(f"loc has shape {tuple(mean.shape)}, expected {shape}") from None

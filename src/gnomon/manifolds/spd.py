@@ -1,0 +1,159 @@
+"""Symmetric positive-definite matrices, full and structured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import riemannian
+from ..frames import Chart, Form
+from ..groups import Group
+from .init import Init, as_group, initial_element
+from .point import Point
+
+
+# With tau = R R^T, the group operation that gives R x, R^T x, R^-1 x and R^-T x in each form.
+_ROOT: dict[Form, str] = {"outer": "matvec", "inner": "rmatvec", "inverse": "rsolve"}
+_ROOT_T: dict[Form, str] = {"outer": "rmatvec", "inner": "matvec", "inverse": "solve"}
+_INVERSE_ROOT: dict[Form, str] = {"outer": "solve", "inner": "rsolve", "inverse": "rmatvec"}
+_INVERSE_ROOT_T: dict[Form, str] = {"outer": "rsolve", "inner": "solve", "inverse": "matvec"}
+
+
+class _OuterProduct(torch.autograd.Function):
+    """``A A^T`` with one product in the backward pass instead of two: ``(G + G^T) A``."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(a: Tensor) -> Tensor:
+        return a @ a.mT
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs)
+        ctx.save_for_forward(*inputs)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (a,) = ctx.saved_tensors
+        return (grad + grad.mT) @ a
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
+        (a,) = ctx.saved_tensors
+        half = tangent @ a.mT
+        return half + half.mT
+
+
+def outer_product(a: Tensor) -> Tensor:
+    """``A A^T``."""
+    result: Tensor = _OuterProduct.apply(a)
+    return result
+
+
+class SPD(Point):
+    """A symmetric positive-definite matrix ``tau`` whose factor lies in a group.
+
+    Args:
+        structure: a size ``k`` (the full manifold) or a group from :mod:`gnomon.groups`.
+        order: truncation of the exponential: 2 (never singular), None (exact) or 1 (only with a bounded step).
+        factor: ``"outer"``: ``tau = A A^T``; ``"inner"``: ``tau = A^T A``; ``"inverse"``: ``tau^-1 = A A^T``.
+        init: a positive scalar, a diagonal or an SPD matrix; the identity unless given.
+        project: accept an ``init`` off the submanifold, and start from the point that agrees with it on the
+            structure's own entries.
+        batch_shape: leading dimensions of independent matrices.
+
+    Vectors are the last dimension of ``x``: shape ``(*sample, *batch_shape, k)``. A learning rate ``beta`` is
+    measured in the affine-invariant metric ``tr(tau^-1 u tau^-1 v)``, twice the Fisher-Rao metric of
+    N(0, tau): it is a natural-gradient step of ``beta / 2``. Weight decay acts on coordinates that are zero,
+    and so does nothing.
+    """
+
+    def __init__(
+        self,
+        structure: Group | int,
+        *,
+        order: int | None = 2,
+        factor: Form = "outer",
+        init: Init = None,
+        project: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        batch_shape: Sequence[int] = (),
+    ) -> None:
+        chart = Chart(as_group("structure", structure), factor, order)
+        element = initial_element(
+            chart.group,
+            factor,
+            init,
+            batch_shape=batch_shape,
+            dtype=dtype,
+            device=device,
+            project=project,
+        )
+        super().__init__(chart, element)
+
+    @property
+    def k(self) -> int:
+        """The matrix is k x k."""
+        return self.group.k
+
+    def forward(self) -> Tensor:
+        return self.matrix()
+
+    def factor_matrix(self) -> Tensor:
+        """The factor ``A``, dense."""
+        return self.group.to_dense(self.element())
+
+    def matrix(self) -> Tensor:
+        """``tau``, dense. On a large structured point use :meth:`matvec` and its kin instead."""
+        factor = self.factor_matrix()
+        if self.chart.form == "outer":
+            return outer_product(factor)
+        if self.chart.form == "inner":
+            return outer_product(factor.mT)
+        identity = torch.eye(self.k, dtype=self.dtype, device=self.device)
+        batch = (1,) * len(self.batch_shape)
+        return self.matvec(identity.reshape(self.k, *batch, self.k)).movedim(0, -2)
+
+    def _act(self, table: dict[Form, str], x: Tensor) -> Tensor:
+        action: Tensor = getattr(self.group, table[self.chart.form])(self.element(), x)
+        return action
+
+    def matvec(self, x: Tensor) -> Tensor:
+        """``tau x``."""
+        return self._act(_ROOT, self._act(_ROOT_T, x))
+
+    def solve(self, x: Tensor) -> Tensor:
+        """``tau^-1 x``; with ``factor="inverse"`` it is two products."""
+        return self._act(_INVERSE_ROOT_T, self._act(_INVERSE_ROOT, x))
+
+    def quad(self, x: Tensor) -> Tensor:
+        """``x^T tau x``."""
+        return self._act(_ROOT_T, x).square().sum(-1)
+
+    def inv_quad(self, x: Tensor) -> Tensor:
+        """``x^T tau^-1 x``."""
+        return self._act(_INVERSE_ROOT, x).square().sum(-1)
+
+    def logdet(self) -> Tensor:
+        """``log det tau``, of the batch shape."""
+        return self._logdet()
+
+    def rsample(self, n: int | Sequence[int] = ()) -> Tensor:
+        """Draws from N(0, tau) of shape ``(*n, *batch_shape, k)``, differentiable in tau."""
+        shape = (n,) if isinstance(n, int) else tuple(n)
+        noise = torch.randn(*shape, *self.batch_shape, self.k, dtype=self.dtype, device=self.device)
+        return self._act(_ROOT, noise)
+
+    @torch.no_grad()
+    def sample(self, n: int | Sequence[int] = ()) -> Tensor:
+        """Draws from N(0, tau) of shape ``(*n, *batch_shape, k)``."""
+        return self.rsample(n)
+
+    def distance(self, other: SPD | Tensor) -> Tensor:
+        """The affine-invariant distance on the full manifold to another SPD matrix; dense by nature."""
+        return riemannian.distance(self.matrix(), other.matrix() if isinstance(other, SPD) else other)

@@ -1,0 +1,245 @@
+"""Any torch optimizer as a Riemannian one."""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..manifolds import Point, point_of
+from .state import carried_vectors, shortened_vectors
+
+Transport = Literal["auto", "corrected", "none"]
+TRANSPORTS: tuple[Transport, ...] = ("auto", "corrected", "none")
+
+O = TypeVar("O", bound=Optimizer)  # noqa: E741
+
+
+@dataclass(frozen=True)
+class FrameSettings:
+    """How vector state is carried and how long a step may be."""
+
+    transport: Transport = "auto"
+    max_step: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.transport not in TRANSPORTS:
+            raise ValueError(
+                f"transport must be one of {', '.join(map(repr, TRANSPORTS))}, got {self.transport!r}"
+            )
+        if self.max_step is not None and not 0 < self.max_step < math.inf:
+            raise ValueError(
+                f"max_step must be a positive geodesic length, or None for no bound, got {self.max_step!r}"
+            )
+
+
+def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float | None = None) -> O:
+    """Let a torch optimizer move points on SPD submanifolds; returns the same optimizer.
+
+    After each ``step()`` the coordinates of every point among its parameters are folded into the point's
+    frame (``A <- A Exp(D.eta)``, ``eta <- 0``), and the optimizer's vector state is carried along. Ordinary
+    parameters are left alone.
+
+    Args:
+        optimizer: any :class:`torch.optim.Optimizer` that holds coordinates of at least one
+            :class:`gnomon.SPD` or :class:`gnomon.Gaussian`; closures and line searches included.
+        transport: how momenta reach the new frame. ``"auto"``: unchanged where that is exact (full, block-diagonal,
+            diagonal, Toeplitz and Kronecker structures), by the chain rule for the mean of a Gaussian, and by the
+            bracket correction on asymmetric structures (triangular, arrow, Heisenberg). ``"corrected"``: the
+            correction for Gaussians too. ``"none"``: always unchanged.
+        max_step: a trust radius. No batch element moves further than this geodesic distance in a step; a
+            step that is cut back takes its momentum with it.
+
+    A step whose gradient is not finite is skipped as a whole, counted in ``optimizer.skipped_steps`` and
+    warned about once. Weight decay acts on coordinates that are zero, and so does nothing.
+    """
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    settings = FrameSettings(transport, max_step)
+    if not _find_points(optimizer):
+        raise ValueError(
+            f"optimizer ({type(optimizer).__name__}) holds no coordinates of a living gnomon.SPD or gnomon.Gaussian: "
+            "build it from point.parameters() of a point that you keep, or use it without moving_frame"
+        )
+    if not isinstance(optimizer, _MovingFrame):
+        optimizer.__class__ = _framed_class(type(optimizer))
+    optimizer._install(settings)  # type: ignore[attr-defined]
+    return optimizer
+
+
+def _find_points(optimizer: Optimizer) -> list[tuple[Tensor, Point]]:
+    found = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            point = point_of(parameter)
+            if point is not None:
+                found.append((parameter, point))
+    return found
+
+
+@functools.cache
+def _framed_class(base: type[Optimizer]) -> type[Optimizer]:
+    return type(base.__name__, (_MovingFrame, base), {"_unframed": base, "__doc__": base.__doc__})
+
+
+def _rebuild(base: type[Optimizer]) -> Optimizer:
+    cls = _framed_class(base)
+    return cls.__new__(cls)
+
+
+class _GradientNotFinite(Exception):
+    """Leaves an optimizer's step from within its first closure."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.loss = loss
+
+
+class _MovingFrame(Optimizer):
+    """Mixed in before the optimizer's own class, so that its ``step`` is wrapped and all else is its own."""
+
+    _unframed: type[Optimizer]
+    frame_settings: FrameSettings
+    skipped_steps: int
+
+    def _install(self, settings: FrameSettings, skipped_steps: int = 0) -> None:
+        self.frame_settings = settings
+        self.skipped_steps = skipped_steps
+        self._points: list[tuple[Tensor, Point]] | None = None
+
+    # ------------------------------------------------------------------ the step
+    def step(self, *args: Any, **kwargs: Any) -> Any:
+        closure = args[0] if args else kwargs.get("closure")
+        if closure is not None:
+            return self._step_with_closure(closure, *args[1:], **kwargs)
+        if not self._gradients_are_finite():
+            self._skip("gradient")
+            return None
+        result = super().step(*args, **kwargs)
+        self._fold()
+        return result
+
+    step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs torch's hooks
+
+    def _step_with_closure(self, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
+        kwargs.pop("closure", None)
+        evaluations = 0
+
+        def checked_closure() -> Any:
+            nonlocal evaluations
+            loss = closure()
+            evaluations += 1
+            if evaluations == 1 and not self._gradients_are_finite():
+                raise _GradientNotFinite(loss)
+            return loss
+
+        points = [point for _, point in self._manifold()]
+        with ExitStack() as stack:
+            for point in points:
+                stack.enter_context(point.exploring())
+            try:
+                result = super().step(checked_closure, *args, **kwargs)
+            except BaseException as error:
+                for point in points:
+                    point.return_to_origin()
+                if isinstance(error, _GradientNotFinite):
+                    self._skip("gradient")
+                    return error.loss
+                raise
+        if _all_finite([parameter for parameter, _ in self._manifold()]):
+            self._fold()
+        else:  # a line search that ran away: its memory is spoilt as well
+            for point in points:
+                point.return_to_origin()
+            self.state.clear()
+            self._skip("step")
+        return result
+
+    def _manifold(self) -> list[tuple[Tensor, Point]]:
+        if self._points is None:
+            self._points = _find_points(self)
+            if not self._points:
+                raise RuntimeError(
+                    "none of this optimizer's parameters belongs to a point any more; copy the model and "
+                    "the optimizer together (copy.deepcopy((model, optimizer))), or build the optimizer anew"
+                )
+        return self._points
+
+    def _gradients_are_finite(self) -> bool:
+        return _all_finite([p.grad for p, _ in self._manifold() if p.grad is not None])
+
+    def _skip(self, what: str) -> None:
+        if self.skipped_steps == 0:
+            warnings.warn(
+                f"a {what} of a manifold parameter is not finite: the step was skipped, and nothing changed; "
+                "look at the loss, the data or the learning rate (further ones are only counted, in "
+                "optimizer.skipped_steps)",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        self.skipped_steps += 1
+
+    # ------------------------------------------------------------------ the fold
+    @torch.no_grad()
+    def _fold(self) -> None:
+        for parameter, point in self._manifold():
+            if parameter.grad is None:
+                continue
+            self._bound(parameter)
+            self._carry(parameter, point)
+            point.fold()
+
+    def _bound(self, parameter: Tensor) -> None:
+        radius = self.frame_settings.max_step
+        if radius is None:
+            return
+        length = torch.linalg.vector_norm(parameter, dim=-1, keepdim=True, dtype=torch.float64)
+        share = (radius / length).clamp(max=1).to(parameter.dtype)  # a zero step: inf, clamped
+        parameter.mul_(share)
+        for vector in shortened_vectors(self, parameter):
+            vector.mul_(share)
+
+    def _carry(self, parameter: Tensor, point: Point) -> None:
+        group = point.chart.group
+        mode = self.frame_settings.transport
+        if mode == "none" or group.trivial_transport:
+            return
+        step = group.unflatten(parameter)
+        for vector in carried_vectors(self, parameter):
+            carried = point.chart.carry(step, group.unflatten(vector), corrected=mode == "corrected")
+            vector.copy_(group.flatten(carried))
+
+    # ------------------------------------------------------------------ copies and pickles
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        self._points = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "frame": (self.frame_settings, self.skipped_steps)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # load_state_dict comes here too, with the optimizer's state alone
+        settings = state.pop("frame", None)
+        super().__setstate__(state)
+        if settings is not None:
+            self._install(*settings)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return _rebuild, (self._unframed,), self.__getstate__()
+
+
+def _all_finite(tensors: list[Tensor]) -> bool:
+    """One synchronisation for all of them; the largest magnitude is NaN or infinite if any entry is."""
+    if not tensors:
+        return True
+    largest = [torch.linalg.vector_norm(t, math.inf) for t in tensors]
+    worst = largest[0] if len(largest) == 1 else torch.stack([x.double() for x in largest]).amax()
+    return math.isfinite(worst.item())

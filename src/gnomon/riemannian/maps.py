@@ -1,0 +1,186 @@
+"""Closed forms on the full SPD manifold. Decompositions are allowed here: these are the oracles."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def _sym(x: Tensor) -> Tensor:
+    return 0.5 * (x + x.mT)
+
+
+class _SpectralFunction(torch.autograd.Function):
+    """``V f(w) V^T`` of a symmetric matrix, with a backward that survives repeated eigenvalues.
+
+    The derivative in a direction X is ``V (F . V^T X V) V^T`` with the divided differences
+    ``F_ij = (f(w_i) - f(w_j)) / (w_i - w_j)``, and ``f'(w_i)`` where they coincide.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, matrix: Tensor, f: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]
+    ) -> Tensor:
+        w, v = torch.linalg.eigh(matrix)
+        ctx.save_for_backward(w, v)
+        ctx.f, ctx.derivative = f, derivative
+        return (v * f(w).unsqueeze(-2)) @ v.mT
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        w, v = ctx.saved_tensors
+        gap = w.unsqueeze(-1) - w.unsqueeze(-2)
+        middle = 0.5 * (w.unsqueeze(-1) + w.unsqueeze(-2))
+        difference = ctx.f(w).unsqueeze(-1) - ctx.f(w).unsqueeze(-2)
+        # Below this gap the quotient loses more digits than the midpoint derivative does.
+        close = gap.abs() <= torch.finfo(w.dtype).eps ** (1 / 3) * middle.abs().clamp(min=1e-30)
+        quotient = difference / torch.where(close, torch.ones_like(gap), gap)
+        divided = torch.where(close, ctx.derivative(middle), quotient)
+        return v @ (divided * (v.mT @ _sym(grad) @ v)) @ v.mT, None, None
+
+
+def _spectral(matrix: Tensor, f: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]) -> Tensor:
+    result: Tensor = _SpectralFunction.apply(matrix, f, derivative)
+    return result
+
+
+def _exp(matrix: Tensor) -> Tensor:
+    return _spectral(matrix, torch.exp, torch.exp)
+
+
+def _log(matrix: Tensor) -> Tensor:
+    return _spectral(matrix, torch.log, torch.reciprocal)
+
+
+def _sqrt(matrix: Tensor) -> Tensor:
+    return _spectral(matrix, torch.sqrt, lambda w: 0.5 * w.rsqrt())
+
+
+def _cholesky(name: str, tau: Tensor) -> Tensor:
+    if tau.ndim < 2 or tau.shape[-1] != tau.shape[-2]:
+        raise ValueError(f"{name} must be a square matrix or a batch of them, got shape {tuple(tau.shape)}")
+    factor, info = torch.linalg.cholesky_ex(tau)
+    if bool((info != 0).any()):
+        raise ValueError(
+            f"{name} is not positive definite; if it is so only by rounding, use float64 or add a multiple of "
+            "the identity"
+        )
+    return factor
+
+
+def _whiten(factor: Tensor, matrix: Tensor) -> Tensor:
+    """``L^-1 M L^-T``, symmetrized."""
+    half = torch.linalg.solve_triangular(factor, matrix, upper=False)
+    return _sym(torch.linalg.solve_triangular(factor, half.mT, upper=False))
+
+
+def _color(factor: Tensor, matrix: Tensor) -> Tensor:
+    """``L M L^T``, symmetrized."""
+    return _sym(factor @ matrix @ factor.mT)
+
+
+def exp(tau: Tensor, v: Tensor) -> Tensor:
+    """``tau^(1/2) Exp(tau^(-1/2) v tau^(-1/2)) tau^(1/2)``: the end of the geodesic from tau along v."""
+    factor = _cholesky("tau", tau)
+    return _color(factor, _exp(_whiten(factor, v)))
+
+
+def log(tau: Tensor, other: Tensor) -> Tensor:
+    """The tangent vector at tau that points to ``other``: the inverse of :func:`exp`."""
+    factor = _cholesky("tau", tau)
+    _cholesky("other", other)
+    return _color(factor, _log(_whiten(factor, other)))
+
+
+def inner(tau: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """``tr(tau^-1 u tau^-1 v)``."""
+    factor = _cholesky("tau", tau)
+    return (_whiten(factor, u) * _whiten(factor, v)).sum((-2, -1))
+
+
+def norm(tau: Tensor, v: Tensor) -> Tensor:
+    """The length of a tangent vector; the zero vector has the zero subgradient."""
+    return torch.linalg.matrix_norm(_whiten(_cholesky("tau", tau), v))
+
+
+def distance(a: Tensor, b: Tensor) -> Tensor:
+    """``|| log(eigenvalues of a^-1 b) ||``: the geodesic distance, with zero subgradient at ``a = b``."""
+    factor = _cholesky("a", a)
+    _cholesky("b", b)
+    return torch.linalg.vector_norm(torch.linalg.eigvalsh(_whiten(factor, b)).log(), dim=-1)
+
+
+def geodesic(a: Tensor, b: Tensor, t: Tensor | float) -> Tensor:
+    """The point at fraction t of the way from a to b; t broadcasts with the batch dimensions."""
+    factor = _cholesky("a", a)
+    _cholesky("b", b)
+    fraction = torch.as_tensor(t, dtype=a.dtype, device=a.device)
+    return _color(factor, _exp(fraction[..., None, None] * _log(_whiten(factor, b))))
+
+
+def _transport_factor(start: Tensor, end: Tensor) -> Tensor:
+    """``E = (end start^-1)^(1/2)``."""
+    factor = _cholesky("start", start)
+    _cholesky("end", end)
+    half = factor @ _sqrt(_whiten(factor, end))
+    return torch.linalg.solve_triangular(factor, half, upper=False, left=False)
+
+
+def transport(start: Tensor, end: Tensor, v: Tensor) -> Tensor:
+    """``E v E^T`` with ``E = (end start^-1)^(1/2)``: Riemannian parallel transport of a tangent vector."""
+    return _color(_transport_factor(start, end), v)
+
+
+def euclidean_transport(start: Tensor, end: Tensor, g: Tensor) -> Tensor:
+    """``H g H^T`` with ``H = end^-1 E start``: parallel transport of a Euclidean gradient.
+
+    ``transport(F^-1 g) = F(end)^-1 euclidean_transport(g)`` with ``F(tau)^-1 g = tau g tau``
+    (Eq. equ_trans_maps).
+    """
+    e = _transport_factor(start, end)
+    return _color(torch.cholesky_solve(e @ start, _cholesky("end", end)), g)
+
+
+def mean(
+    points: Tensor, weights: Tensor | None = None, *, tol: float | None = None, max_iter: int = 100
+) -> Tensor:
+    """The Karcher mean over the first dimension: the minimizer of ``sum_i w_i distance(x, points_i)^2``.
+
+    The step is the mean of the logarithms, halved whenever it has grown (widely spread points overshoot).
+    ``tol`` bounds the geodesic length of the last step, ``eps^(3/4)`` unless given; a warning says if
+    ``max_iter`` did not suffice.
+    """
+    if points.ndim < 3 or points.shape[0] == 0:
+        raise ValueError(f"points must have shape (n, *batch, k, k) with n > 0, got {tuple(points.shape)}")
+    count = points.shape[0]
+    if weights is None:
+        weights = points.new_full((count,), 1 / count)
+    if weights.shape != (count,) or not bool((weights >= 0).all()) or float(weights.sum()) <= 0:
+        raise ValueError(f"weights must be {count} non-negative numbers with a positive sum, got {weights}")
+    shares = (weights / weights.sum()).to(points).reshape(count, *[1] * (points.ndim - 1))
+    tolerance = torch.finfo(points.dtype).eps ** 0.75 if tol is None else tol
+
+    center = (shares * points).sum(0)
+    rate = points.new_ones(center.shape[:-2])
+    previous = torch.full_like(rate, torch.inf)
+    for _ in range(max_iter):
+        factor = _cholesky("points", center)
+        step = (shares * _log(_whiten(factor, points))).sum(0)
+        length = torch.linalg.matrix_norm(step)
+        rate = torch.where(length > previous, 0.5 * rate, rate)
+        previous = length
+        center = _color(factor, _exp(rate[..., None, None] * step))
+        if bool((length <= tolerance).all()):
+            return center
+    warnings.warn(
+        f"the Karcher mean did not settle within max_iter = {max_iter} steps: the last one had length "
+        f"{float(previous.max()):.1e}, tol is {tolerance:.1e}; raise either",
+        RuntimeWarning,
+        stacklevel=2,
+    )
+    return center
