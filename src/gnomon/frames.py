@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import torch
@@ -41,20 +42,17 @@ class Chart:
             raise ValueError(f"factor must be one of {', '.join(map(repr, FORMS))}, got {self.form!r}")
         check_order(self.order)
 
-    @property
+    @cached_property
     def _left(self) -> bool:
         return self.form == "inner"
 
-    @property
+    @cached_property
     def _sign(self) -> int:
         return -1 if self.form == "inverse" else 1
 
     def retract(self, a: Element, eta: Element) -> Element:
         """The factor at coordinates eta."""
-        n = self.group.scale(eta)
-        if self.form == "inverse":
-            n = times(-1, n)
-        return self.group.move(a, n, self.order, left=self._left)
+        return self.group.retract(a, eta, self.order, self._left, self._sign)
 
     def pullback(self, a: Element, grad: Element) -> Element:
         """The gradient in eta at 0 from the gradient in the factor's blocks: one product, no inverse."""
@@ -82,6 +80,11 @@ class Chart:
             return self._affine_chain_rule(self.group, step, vector)
         return self._parallel_transport(step, vector)
 
+    def carries_by_bracket(self, corrected: bool = False) -> bool:
+        """Whether :meth:`carry` uses the correction, which holds for short steps only."""
+        group = self.group.linear if isinstance(self.group, Affine) and not corrected else self.group
+        return not group.trivial_transport
+
     def _parallel_transport(self, step: Element, vector: Element) -> Element:
         """``w_c = v_c - 1/2 ( <[S,V],E_c> - <V,[S,E_c]> - <S,[V,E_c]> )`` with ``<X,Y> = tr((X+X^T)(Y+Y^T))``.
 
@@ -94,16 +97,14 @@ class Chart:
         group = self.group
         s, v = group.scale(step), group.scale(vector)
         s_dual, v_dual = group.dual(s), group.dual(v)
-        cross = add(
-            group.pullback(s, v_dual),
-            group.pullback(v, s_dual),
-            times(-1, group.pullback(s, v_dual, left=True)),
-            times(-1, group.pullback(v, s_dual, left=True)),
-        )
-        correction = add(group.scale(cross), times(-0.5, group.unscale(group.bracket(s, v))))
-        carried = group.flatten(add(vector, times(1 if self.form == "outer" else -1, correction)))
-        length, new_length = (x.norm(dim=-1, keepdim=True) for x in (group.flatten(vector), carried))
-        return group.unflatten(carried * torch.where(new_length > 0, length / new_length, 1))
+        right = add(group.pullback(s, v_dual), group.pullback(v, s_dual))
+        left = add(group.pullback(s, v_dual, left=True), group.pullback(v, s_dual, left=True))
+        cross = group.scale(add(right, left, -1))
+        correction = add(cross, group.unscale(group.bracket(s, v)), -0.5)
+        carried = add(vector, correction, 1 if self.form == "outer" else -1)
+        length, new_length = group.length(vector), group.length(carried)
+        share = torch.where(new_length > 0, length / new_length, 1)
+        return tuple(share.view(share.shape + (1,) * len(shape)) * x for x, shape in zip(carried, group.shapes, strict=True))
 
     def _affine_chain_rule(self, group: Affine, step: Element, vector: Element) -> Element:
         """``w = v^T d(eta)/d(xi)`` of Eq. gnormal_coord2, for eta and xi at the old and the new frame.
@@ -121,5 +122,5 @@ class Chart:
         else:
             w_mean = v_mean
             turned = group.linear.scale(group.linear.restrict(step[-1], v_mean))
-            w_linear = add(w_linear, times(self._sign, turned))
+            w_linear = add(w_linear, turned, self._sign)
         return (*w_linear, vector[cut], w_mean)

@@ -19,9 +19,9 @@ ORDERS = (1, 2, None)
 _TAYLOR_DEGREE, _TAYLOR_RADIUS = 14, 0.5  # remainder 0.5^15 / 15! < 3e-17
 
 
-def add(*elements: Element) -> Element:
-    """Blockwise sum."""
-    return tuple(sum(blocks[1:], blocks[0]) for blocks in zip(*elements, strict=True))
+def add(a: Element, b: Element, factor: float = 1) -> Element:
+    """``A + factor B``, blockwise."""
+    return tuple([torch.add(x, y, alpha=factor) for x, y in zip(a, b, strict=True)])
 
 
 def times(factor: float, element: Element) -> Element:
@@ -73,6 +73,8 @@ class Group(ABC):
     """Whether parallel transport is the identity on the coordinates (symmetric or abelian structures)."""
     is_algebra: bool = True
     """Whether ``mul`` is bilinear in the blocks, so that ``N^2`` and polynomials in it are ``mul`` too."""
+    has_matrix_exp: bool = True
+    """Whether ``exp`` is the matrix exponential; otherwise it agrees with it to first order."""
 
     # ------------------------------------------------------------------ storage
     @property
@@ -84,17 +86,27 @@ class Group(ABC):
     def _sizes(self) -> list[int]:
         return [math.prod(shape) for shape in self.shapes]
 
+    @property
+    def storage_shape(self) -> tuple[int, ...]:
+        """The shape of an element kept in one tensor: its only block's, or that of all blocks end to end."""
+        return self.shapes[0] if len(self.shapes) == 1 else (self.numel,)
+
+    def pack(self, a: Element) -> Tensor:
+        """Blocks to one tensor, ``(*batch, *storage_shape)``."""
+        return a[0] if len(a) == 1 else self.flatten(a)
+
+    def unpack(self, stored: Tensor) -> Element:
+        """One tensor to blocks, as views."""
+        return (stored,) if len(self.shapes) == 1 else self.unflatten(stored)
+
     def flatten(self, a: Element) -> Tensor:
         """Blocks to one vector, ``(*batch, numel)``."""
-        flat = [block.flatten(-len(shape)) for block, shape in zip(a, self.shapes, strict=True)]
-        return flat[0] if len(flat) == 1 else torch.cat(flat, -1)
+        return torch.cat([block.flatten(-len(shape)) for block, shape in zip(a, self.shapes, strict=True)], -1)
 
     def unflatten(self, flat: Tensor) -> Element:
         """One vector to blocks, as views."""
-        if len(self.shapes) == 1:
-            return (flat.unflatten(-1, self.shapes[0]),)
         parts = flat.split(self._sizes, -1)
-        return tuple(part.unflatten(-1, shape) for part, shape in zip(parts, self.shapes, strict=True))
+        return tuple(torch.unflatten(part, -1, shape) for part, shape in zip(parts, self.shapes, strict=True))
 
     def batch_shape(self, a: Element) -> torch.Size:
         return a[0].shape[: a[0].ndim - len(self.shapes[0])]
@@ -111,6 +123,11 @@ class Group(ABC):
     ) -> Element:
         """The neutral element."""
         return self.from_diagonal(torch.ones(*batch_shape, self.k, dtype=dtype, device=device))
+
+    @property
+    def coordinate_sets(self) -> tuple[tuple[int, ...], ...]:
+        """Which blocks are orthonormal together: all of them, unless a group is normalized factor by factor."""
+        return (tuple(range(len(self.shapes))),)
 
     # ------------------------------------------------------------------ the structure
     @abstractmethod
@@ -218,11 +235,15 @@ class Group(ABC):
 
     def bracket(self, n: Element, m: Element) -> Element:
         """``[N, M] = N M - M N`` of two algebra elements."""
-        return add(self.mul(n, m), times(-1, self.mul(m, n)))
+        return add(self.mul(n, m), self.mul(m, n), -1)
 
     def squared_norm(self, a: Element) -> Tensor:
         """``||A||_F^2``, of the batch shape."""
         return (self.flatten(a) * self.flatten(self.dual(a))).sum(-1)
+
+    def length(self, eta: Element) -> Tensor:
+        """``||eta||``, the geodesic length of a tangent vector, of the batch shape."""
+        return self.flatten(eta).norm(dim=-1)
 
     def exp(self, n: Element, order: int | None = None) -> Element:
         """``Exp(N)``, or its truncation after the linear (1) or quadratic (2) term.
@@ -232,10 +253,8 @@ class Group(ABC):
         check_order(order)
         if order is None:
             return self._exact_exp(n)
-        terms = [self.identity_like(n), n]
-        if order == 2:
-            terms.append(times(0.5, self.mul(n, n)))
-        return add(*terms)
+        linear = add(self.identity_like(n), n)
+        return linear if order == 1 else add(linear, self.mul(n, n), 0.5)
 
     def _exact_exp(self, n: Element) -> Element:
         """Scaling and squaring of a Taylor polynomial: products alone, so that it stays in the structure."""
@@ -245,7 +264,7 @@ class Group(ABC):
         identity = self.identity_like(n)
         result = identity
         for degree in range(_TAYLOR_DEGREE, 0, -1):
-            result = add(identity, times(1 / degree, self.mul(n, result)))
+            result = add(identity, self.mul(n, result), 1 / degree)
         for _ in range(squarings):
             result = self.mul(result, result)
         return result
@@ -260,10 +279,17 @@ class Group(ABC):
             e = self.exp(n)
             return self.mul(e, a) if left else self.mul(a, e)
         first = self.mul(n, a) if left else self.mul(a, n)
+        moved = add(a, first)
         if order == 1:
-            return add(a, first)
-        second = self.mul(n, first) if left else self.mul(first, n)
-        return add(a, first, times(0.5, second))
+            return moved
+        return add(moved, self.mul(n, first) if left else self.mul(first, n), 0.5)
+
+    def retract(
+        self, a: Element, eta: Element, order: int | None = 2, left: bool = False, sign: int = 1
+    ) -> Element:
+        """``A Exp(+-D.eta)``, or ``Exp(+-D.eta) A`` with ``left``: the point at coordinates eta of the frame A."""
+        n = self.scale(eta)
+        return self.move(a, n if sign > 0 else times(-1, n), order, left)
 
     # ------------------------------------------------------------------ identity as a value
     def _arguments(self) -> str:

@@ -196,6 +196,8 @@ class Affine(BlockTriangular):
     ``upper=False`` the vector is the last row: the form of a Gaussian's precision.
     """
 
+    has_matrix_exp = False
+
     def __init__(self, linear: Group, upper: bool = True) -> None:
         self.linear = linear
         super().__init__((linear, Fixed(1)), upper)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .base import Element, Group, times
+from .base import Element, Group, times, widen
 
 
 class Kronecker(Group):
@@ -34,6 +34,12 @@ class Kronecker(Group):
 
     def _arguments(self) -> str:
         return f"{self.left!r}, {self.right!r}"
+
+    @property
+    def coordinate_sets(self) -> tuple[tuple[int, ...], ...]:
+        cut = len(self.left.shapes)
+        right = tuple(tuple(i + cut for i in blocks) for blocks in self.right.coordinate_sets)
+        return self.left.coordinate_sets + right
 
     def _open(self, a: Element) -> tuple[Element, Element]:
         cut = len(self.left.shapes)
@@ -131,10 +137,10 @@ class Kronecker(Group):
         """``K`` and ``C`` of the nearest Kronecker product: the leading singular pair of the rearrangement."""
         p, d = self.left.k, self.right.k
         grid = matrix.unflatten(-1, (p, d)).unflatten(-3, (p, d)).transpose(-3, -2)
-        u, s, v = torch.linalg.svd(grid.flatten(-4, -3).flatten(-2), full_matrices=False)
+        u, s, v = torch.linalg.svd(widen(grid.flatten(-4, -3).flatten(-2)), full_matrices=False)
         root = s[..., :1].sqrt()
-        k = (root * u[..., 0]).unflatten(-1, (p, p))
-        c = (root * v[..., 0, :]).unflatten(-1, (d, d))
+        k = (root * u[..., 0]).unflatten(-1, (p, p)).to(matrix.dtype)
+        c = (root * v[..., 0, :]).unflatten(-1, (d, d)).to(matrix.dtype)
         sign = torch.where(k.diagonal(dim1=-2, dim2=-1).sum(-1) < 0, -1.0, 1.0).to(k)[..., None, None]
         return sign * k, sign * c
 

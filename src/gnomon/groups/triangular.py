@@ -24,8 +24,9 @@ def _packed_index(k: int, upper: bool, device: torch.device) -> Tensor:
 def _packed_scales(k: int, upper: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
     """D: 1/2 on the diagonal, 1/sqrt(2) off it."""
     index = _packed_index(k, upper, device)
-    on_diagonal = index // k == index % k
-    return torch.where(on_diagonal, 0.5, math.sqrt(0.5)).to(dtype)
+    scales = torch.full(index.shape, math.sqrt(0.5), dtype=dtype, device=device)
+    scales[index // k == index % k] = 0.5
+    return scales
 
 
 def _lower_product(a: Tensor, b: Tensor) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -16,6 +17,12 @@ from ..groups import Element, Group
 
 _owners: Any = WeakIdKeyDictionary()
 """Coordinates -> weak reference to their point: how an optimizer finds the points behind its parameters."""
+
+
+def all_finite(*tensors: Tensor) -> bool:
+    """Whether every entry is, at the price of one synchronisation: a sum shows any NaN or infinity."""
+    sums = [t.sum(dtype=torch.float32) if t.dtype is torch.float16 else t.sum() for t in tensors]
+    return not sums or math.isfinite(sums[0].item() if len(sums) == 1 else sum(sums[1:], sums[0]).item())
 
 
 def point_of(parameter: Tensor) -> Point | None:
@@ -54,11 +61,26 @@ class _AtOrigin(torch.autograd.Function):
         return grad, None, None, None, None
 
 
+class _Origin:
+    """Knows, without reading the values, whether a tensor is the one last seen to be zero, and unchanged."""
+
+    __slots__ = ("identity", "version")
+
+    def __init__(self) -> None:
+        self.identity = self.version = -1
+
+    def mark(self, eta: Tensor) -> None:
+        self.identity, self.version = id(eta), eta._version
+
+    def is_marked(self, eta: Tensor) -> bool:
+        return self.version == eta._version and self.identity == id(eta)
+
+
 class Point(nn.Module):
     """A point on a submanifold: ``A(eta)`` with the frame ``A`` as a buffer and ``eta`` as a parameter.
 
     ``eta`` is zero except while an optimizer moves it; :meth:`fold` moves the frame along and returns it
-    to zero. Both are stored as one vector per batch element. At ``eta = 0`` a forward pass reads the frame and
+    to zero. Both have the shape ``(*batch_shape, *group.storage_shape)``. At ``eta = 0`` a forward pass reads the frame and
     its backward is one pull-back; elsewhere (line searches, ``torch.func.functional_call``, a compiled
     graph) the retraction is evaluated and differentiated for real.
 
@@ -67,11 +89,14 @@ class Point(nn.Module):
 
     frame: Tensor
     eta: Tensor
+    group: Group
+    chart: Chart
 
     def __init__(self, chart: Chart, element: Element) -> None:
         super().__init__()
         self.chart = chart
-        frame = chart.group.flatten(element).contiguous()
+        self.group = chart.group
+        frame = chart.group.pack(element).contiguous()
         self.register_buffer("frame", frame.clone())
         self.eta = nn.Parameter(torch.zeros_like(frame))
         self._exploring = False
@@ -80,49 +105,60 @@ class Point(nn.Module):
     # ------------------------------------------------------------------ the factor and its derivatives
     def element(self) -> Element:
         """The blocks of the factor at the current coordinates."""
-        group, chart = self.chart.group, self.chart
+        group, chart = self.group, self.chart
         if not self._at_origin():
             return self._moved(self.frame, self.eta)
         blocks: Element = _AtOrigin.apply(
             self.eta,
             self.frame,
-            group.unflatten,
-            lambda frame, grads: group.flatten(chart.pullback(group.unflatten(frame), grads)),
+            group.unpack,
+            lambda frame, grads: group.pack(chart.pullback(group.unpack(frame), grads)),
             self._moved,
         )
         return blocks
 
     def _moved(self, frame: Tensor, eta: Tensor) -> Element:
-        group = self.chart.group
-        return self.chart.retract(group.unflatten(frame), group.unflatten(eta))
+        group = self.group
+        return self.chart.retract(group.unpack(frame), group.unpack(eta))
 
     def _logdet(self) -> Tensor:
         """``log det tau``. Its gradient at the origin is a constant: nothing is inverted."""
-        group, chart = self.chart.group, self.chart
+        group, chart = self.group, self.chart
         if not self._at_origin():
             return chart.logdet(self.element())
         (value,) = _AtOrigin.apply(
             self.eta,
             self.frame,
-            lambda frame: (chart.logdet(group.unflatten(frame)),),
-            lambda frame, grads: grads[0].unsqueeze(-1)
-            * group.flatten(chart.logdet_gradient(group.unflatten(frame))),
+            lambda frame: (chart.logdet(group.unpack(frame)),),
+            lambda frame, grads: grads[0].view(grads[0].shape + (1,) * len(group.storage_shape))
+            * group.pack(chart.logdet_gradient(group.unpack(frame))),
             lambda frame, eta: (chart.logdet(self._moved(frame, eta)),),
         )
         return value
 
     # ------------------------------------------------------------------ the moving frame
-    @torch.no_grad()
-    def fold(self) -> None:
-        """``A <- A(eta)``, ``eta <- 0``. :func:`gnomon.moving_frame` calls it after each step."""
-        self.frame.copy_(self.chart.group.flatten(self._moved(self.frame, self.eta)))
-        self.return_to_origin()
+    def fold(self) -> bool:
+        """``A <- A(eta)``, ``eta <- 0``. :func:`gnomon.moving_frame` calls it after each step.
 
-    @torch.no_grad()
+        A step that overflows is given up: the frame stays, and False is returned.
+        """
+        # The inner loop of every small problem: attribute look-ups of a module cost as much as a product here.
+        frame, coordinates, group = self._buffers["frame"], self._parameters["eta"], self.group
+        assert frame is not None
+        assert coordinates is not None
+        eta = coordinates.detach()  # shares the version counter, records no graph
+        moved = group.pack(self.chart.retract(group.unpack(frame), group.unpack(eta)))
+        finite = all_finite(moved)
+        if finite:
+            frame.copy_(moved)
+        eta.zero_()
+        self._origin.mark(coordinates)
+        return finite
+
     def return_to_origin(self) -> None:
         """``eta <- 0`` without moving the frame: the step is given up."""
-        self.eta.zero_()
-        self._mark_origin()
+        self.eta.detach().zero_()
+        self._origin.mark(self.eta)
 
     @contextmanager
     def exploring(self) -> Iterator[None]:
@@ -138,17 +174,14 @@ class Point(nn.Module):
             return False
         if self._exploring:
             return not bool(self.eta.any())
-        return self._origin == (id(self.eta), self.eta._version)
-
-    def _mark_origin(self) -> None:
-        self._origin = (id(self.eta), self.eta._version)
+        return self._origin.is_marked(self.eta)
 
     def _bind(self) -> None:
         """Register the coordinates, wherever they have become a new tensor, and see whether they are zero."""
         _owners[self.eta] = weakref.ref(self)
-        self._origin = (0, 0)
+        self._origin = _Origin()
         if not self.eta.is_meta and not bool(self.eta.any()):
-            self._mark_origin()
+            self._origin.mark(self.eta)
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -165,13 +198,8 @@ class Point(nn.Module):
 
     # ------------------------------------------------------------------ description
     @property
-    def group(self) -> Group:
-        """The structure of the factor."""
-        return self.chart.group
-
-    @property
     def batch_shape(self) -> torch.Size:
-        return self.frame.shape[:-1]
+        return self.frame.shape[: self.frame.ndim - len(self.group.storage_shape)]
 
     @property
     def dtype(self) -> torch.dtype:

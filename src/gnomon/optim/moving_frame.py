@@ -7,38 +7,24 @@ import math
 import warnings
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..manifolds import Point, point_of
+from ..frames import Chart
+from ..groups import Group
+from ..manifolds import Point, all_finite, point_of
 from .state import carried_vectors, shortened_vectors
 
 Transport = Literal["auto", "corrected", "none"]
 TRANSPORTS: tuple[Transport, ...] = ("auto", "corrected", "none")
 
+DEFAULT_RADIUS = 1.0
+"""The bound on a step that the bracket correction comes with, unless ``max_step`` is given."""
+
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
-
-
-@dataclass(frozen=True)
-class FrameSettings:
-    """How vector state is carried and how long a step may be."""
-
-    transport: Transport = "auto"
-    max_step: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.transport not in TRANSPORTS:
-            raise ValueError(
-                f"transport must be one of {', '.join(map(repr, TRANSPORTS))}, got {self.transport!r}"
-            )
-        if self.max_step is not None and not 0 < self.max_step < math.inf:
-            raise ValueError(
-                f"max_step must be a positive geodesic length, or None for no bound, got {self.max_step!r}"
-            )
 
 
 def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float | None = None) -> O:
@@ -56,14 +42,20 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
             bracket correction on asymmetric structures (triangular, arrow, Heisenberg). ``"corrected"``: the
             correction for Gaussians too. ``"none"``: always unchanged.
         max_step: a trust radius. No batch element moves further than this geodesic distance in a step; a
-            step that is cut back takes its momentum with it.
+            step that is cut back takes its momentum with it. None means no bound, except that the bracket
+            correction, which holds for short steps, comes with a radius of 1. (Lengths grow with the square root
+            of the dimension: raise it where thousands of coordinates have far to go.)
 
     A step whose gradient is not finite is skipped as a whole, counted in ``optimizer.skipped_steps`` and
-    warned about once. Weight decay acts on coordinates that are zero, and so does nothing.
+    warned about once; so is the move of a point that would overflow. Weight decay acts on coordinates that
+    are zero, and so does nothing.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
-    settings = FrameSettings(transport, max_step)
+    if transport not in TRANSPORTS:
+        raise ValueError(f"transport must be one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}")
+    if max_step is not None and not 0 < max_step < math.inf:
+        raise ValueError(f"max_step must be a positive geodesic length, or None for no bound, got {max_step!r}")
     if not _find_points(optimizer):
         raise ValueError(
             f"optimizer ({type(optimizer).__name__}) holds no coordinates of a living gnomon.SPD or gnomon.Gaussian: "
@@ -71,7 +63,7 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
         )
     if not isinstance(optimizer, _MovingFrame):
         optimizer.__class__ = _framed_class(type(optimizer))
-    optimizer._install(settings)  # type: ignore[attr-defined]
+    optimizer._install(transport, max_step)  # type: ignore[attr-defined]
     return optimizer
 
 
@@ -95,6 +87,15 @@ def _rebuild(base: type[Optimizer]) -> Optimizer:
     return cls.__new__(cls)
 
 
+class _Follower(NamedTuple):
+    """A point that follows its coordinates, and how."""
+
+    parameter: Tensor
+    point: Point
+    radius: float | None
+    carries: bool
+
+
 class _GradientNotFinite(Exception):
     """Leaves an optimizer's step from within its first closure."""
 
@@ -107,13 +108,13 @@ class _MovingFrame(Optimizer):
     """Mixed in before the optimizer's own class, so that its ``step`` is wrapped and all else is its own."""
 
     _unframed: type[Optimizer]
-    frame_settings: FrameSettings
     skipped_steps: int
 
-    def _install(self, settings: FrameSettings, skipped_steps: int = 0) -> None:
-        self.frame_settings = settings
+    def _install(self, transport: Transport, max_step: float | None, skipped_steps: int = 0) -> None:
+        self._transport, self._max_step = transport, max_step
+        self._corrected = transport == "corrected"
         self.skipped_steps = skipped_steps
-        self._points: list[tuple[Tensor, Point]] | None = None
+        self._followers: list[_Follower] | None = None  # looked up at the first step
 
     # ------------------------------------------------------------------ the step
     def step(self, *args: Any, **kwargs: Any) -> Any:
@@ -141,7 +142,7 @@ class _MovingFrame(Optimizer):
                 raise _GradientNotFinite(loss)
             return loss
 
-        points = [point for _, point in self._manifold()]
+        points = [follower.point for follower in self._manifold()]
         with ExitStack() as stack:
             for point in points:
                 stack.enter_context(point.exploring())
@@ -154,7 +155,7 @@ class _MovingFrame(Optimizer):
                     self._skip("gradient")
                     return error.loss
                 raise
-        if _all_finite([parameter for parameter, _ in self._manifold()]):
+        if all_finite(*(follower.parameter for follower in self._manifold())):
             self._fold()
         else:  # a line search that ran away: its memory is spoilt as well
             for point in points:
@@ -163,18 +164,25 @@ class _MovingFrame(Optimizer):
             self._skip("step")
         return result
 
-    def _manifold(self) -> list[tuple[Tensor, Point]]:
-        if self._points is None:
-            self._points = _find_points(self)
-            if not self._points:
+    def _manifold(self) -> list[_Follower]:
+        if self._followers is None:
+            self._followers = [self._follower(*found) for found in _find_points(self)]
+            if not self._followers:
                 raise RuntimeError(
                     "none of this optimizer's parameters belongs to a point any more; copy the model and "
                     "the optimizer together (copy.deepcopy((model, optimizer))), or build the optimizer anew"
                 )
-        return self._points
+        return self._followers
+
+    def _follower(self, parameter: Tensor, point: Point) -> _Follower:
+        carries = self._transport != "none" and not point.group.trivial_transport
+        radius = self._max_step
+        if radius is None and carries and point.chart.carries_by_bracket(self._corrected):
+            radius = DEFAULT_RADIUS
+        return _Follower(parameter, point, radius, carries)
 
     def _gradients_are_finite(self) -> bool:
-        return _all_finite([p.grad for p, _ in self._manifold() if p.grad is not None])
+        return all_finite(*[f.parameter.grad for f in self._manifold() if f.parameter.grad is not None])
 
     def _skip(self, what: str) -> None:
         if self.skipped_steps == 0:
@@ -188,42 +196,43 @@ class _MovingFrame(Optimizer):
         self.skipped_steps += 1
 
     # ------------------------------------------------------------------ the fold
-    @torch.no_grad()
     def _fold(self) -> None:
-        for parameter, point in self._manifold():
+        for parameter, point, radius, carries in self._manifold():
             if parameter.grad is None:
                 continue
-            self._bound(parameter)
-            self._carry(parameter, point)
-            point.fold()
+            if radius is not None:
+                self._bound(parameter, point.group, radius)
+            if carries:
+                self._carry(parameter, point.chart)
+            if not point.fold():  # a step cut back to nothing
+                for vector in shortened_vectors(self, parameter):
+                    vector.zero_()
+                self._skip("step")
 
-    def _bound(self, parameter: Tensor) -> None:
-        radius = self.frame_settings.max_step
-        if radius is None:
-            return
-        length = torch.linalg.vector_norm(parameter, dim=-1, keepdim=True, dtype=torch.float64)
+    @torch.no_grad()
+    def _bound(self, parameter: Tensor, group: Group, radius: float) -> None:
+        dims = tuple(range(-len(group.storage_shape), 0))
+        length = torch.linalg.vector_norm(parameter, dim=dims, keepdim=True, dtype=torch.float64)
         share = (radius / length).clamp(max=1).to(parameter.dtype)  # a zero step: inf, clamped
         parameter.mul_(share)
         for vector in shortened_vectors(self, parameter):
             vector.mul_(share)
 
-    def _carry(self, parameter: Tensor, point: Point) -> None:
-        group = point.chart.group
-        mode = self.frame_settings.transport
-        if mode == "none" or group.trivial_transport:
-            return
-        step = group.unflatten(parameter)
+    @torch.no_grad()
+    def _carry(self, parameter: Tensor, chart: Chart) -> None:
+        group = chart.group
+        step = group.unpack(parameter)
         for vector in carried_vectors(self, parameter):
-            carried = point.chart.carry(step, group.unflatten(vector), corrected=mode == "corrected")
-            vector.copy_(group.flatten(carried))
+            carried = chart.carry(step, group.unpack(vector), self._corrected)
+            vector.copy_(group.pack(carried))
 
     # ------------------------------------------------------------------ copies and pickles
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self._points = None
+        self._followers = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "frame": (self.frame_settings, self.skipped_steps)}
+        return {**super().__getstate__(), "frame": (self._transport, self._max_step, self.skipped_steps)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # load_state_dict comes here too, with the optimizer's state alone
@@ -234,12 +243,3 @@ class _MovingFrame(Optimizer):
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild, (self._unframed,), self.__getstate__()
-
-
-def _all_finite(tensors: list[Tensor]) -> bool:
-    """One synchronisation for all of them; the largest magnitude is NaN or infinite if any entry is."""
-    if not tensors:
-        return True
-    largest = [torch.linalg.vector_norm(t, math.inf) for t in tensors]
-    worst = largest[0] if len(largest) == 1 else torch.stack([x.double() for x in largest]).amax()
-    return math.isfinite(worst.item())
