@@ -104,7 +104,9 @@ class Chart:
         carried = add(vector, correction, 1 if self.form == "outer" else -1)
         length, new_length = group.length(vector), group.length(carried)
         share = torch.where(new_length > 0, length / new_length, 1)
-        return tuple(share.view(share.shape + (1,) * len(shape)) * x for x, shape in zip(carried, group.shapes, strict=True))
+        return tuple(
+            share.view(share.shape + (1,) * len(shape)) * x for x, shape in zip(carried, group.shapes, strict=True)
+        )
 
     def _affine_chain_rule(self, group: Affine, step: Element, vector: Element) -> Element:
         """``w = v^T d(eta)/d(xi)`` of Eq. gnormal_coord2, for eta and xi at the old and the new frame.

@@ -93,9 +93,7 @@ def _close(group: Group, what: str, actual: Tensor, wanted: Tensor, tol: float =
 def _dense_algebra(group: Group, n: Element) -> Tensor:
     """The matrix of an algebra element: the derivative of ``to_dense(exp(t n))`` at 0, whatever the storage."""
     zero = tuple(torch.zeros_like(block) for block in n)
-    _, tangent = jvp(lambda *m: group.to_dense(group.exp(m, 1)), zero, n)
-    result: Tensor = tangent
-    return result
+    return jvp(lambda *m: group.to_dense(group.exp(m, 1)), zero, n)[1]
 
 
 def _pair(group: Group, covector: Element, n: Element) -> Tensor:
@@ -105,8 +103,7 @@ def _pair(group: Group, covector: Element, n: Element) -> Tensor:
 def _pieces(group: Group, n: Element) -> list[Element]:
     """n with all but one coordinate set zeroed, for each set."""
     return [
-        tuple(b if i in blocks else torch.zeros_like(b) for i, b in enumerate(n))
-        for blocks in group.coordinate_sets
+        tuple(b if i in blocks else torch.zeros_like(b) for i, b in enumerate(n)) for blocks in group.coordinate_sets
     ]
 
 
@@ -173,8 +170,13 @@ def check_adjoints(group: Group, device: torch.device | str = "cpu") -> None:
         _close(group, "gram", _pair(group, group.gram(a, x), n), (N * (xa.mT @ xa)).sum())
         for left in (False, True):
             zero = tuple(torch.zeros_like(block) for block in n)
-            _, moved = jvp(lambda *e, left=left: group.move(a, e, 1, left=left), zero, n)
-            _close(group, f"pullback (left={left})", _pair(group, group.pullback(a, grad, left), n), _pair(group, grad, moved))
+            moved = jvp(lambda *e, left=left: group.move(a, e, 1, left=left), zero, n)[1]
+            _close(
+                group,
+                f"pullback (left={left})",
+                _pair(group, group.pullback(a, grad, left), n),
+                _pair(group, grad, moved),
+            )
         for n_piece, m_piece in zip(_pieces(group, n), _pieces(group, m), strict=True):
             wanted = (_dense_algebra(group, n_piece) * _dense_algebra(group, m_piece)).sum()
             _close(group, "dual", _pair(group, group.dual(m_piece), n_piece), wanted)

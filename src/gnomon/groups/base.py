@@ -284,9 +284,7 @@ class Group(ABC):
             return moved
         return add(moved, self.mul(n, first) if left else self.mul(first, n), 0.5)
 
-    def retract(
-        self, a: Element, eta: Element, order: int | None = 2, left: bool = False, sign: int = 1
-    ) -> Element:
+    def retract(self, a: Element, eta: Element, order: int | None = 2, left: bool = False, sign: int = 1) -> Element:
         """``A Exp(+-D.eta)``, or ``Exp(+-D.eta) A`` with ``left``: the point at coordinates eta of the frame A."""
         n = self.scale(eta)
         return self.move(a, n if sign > 0 else times(-1, n), order, left)

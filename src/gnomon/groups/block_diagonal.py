@@ -56,14 +56,10 @@ class BlockDiagonal(Group):
         return self._each(Dense.mul, a, b)
 
     def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
-        return self._join(
-            self._each(lambda g, a, x: (g.apply(a, x[0], transpose),), a, self._split(rows))
-        )
+        return self._join(self._each(lambda g, a, x: (g.apply(a, x[0], transpose),), a, self._split(rows)))
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
-        return self._join(
-            self._each(lambda g, a, x: (g.apply_inverse(a, x[0], transpose),), a, self._split(rows))
-        )
+        return self._join(self._each(lambda g, a, x: (g.apply_inverse(a, x[0], transpose),), a, self._split(rows)))
 
     def ldiv(self, a: Element, b: Element) -> Element:
         return self._each(Dense.ldiv, a, b)
@@ -87,9 +83,7 @@ class BlockDiagonal(Group):
     def to_dense(self, a: Element) -> Tensor:
         blocks = [*a[0].unbind(-3), *a[1:]]
         offsets = [i * self.block for i in range(len(blocks))]
-        return torch.cat(
-            [pad(b, (i, self.k - i - b.shape[-1])) for i, b in zip(offsets, blocks, strict=True)], -2
-        )
+        return torch.cat([pad(b, (i, self.k - i - b.shape[-1])) for i, b in zip(offsets, blocks, strict=True)], -2)
 
     def from_dense(self, matrix: Tensor) -> Element:
         where = [slice(i, i + self.block) for i in range(0, self._count * self.block, self.block)]

@@ -178,9 +178,7 @@ class Heisenberg(BlockTriangular):
     def __init__(self, k: int, head: int, tail: int) -> None:
         positive_size("k", k), positive_size("head", head), positive_size("tail", tail)
         if head + tail >= k:
-            raise ValueError(
-                f"head + tail must be below k = {k}, got {head} + {tail}; the full manifold is Dense({k})"
-            )
+            raise ValueError(f"head + tail must be below k = {k}, got {head} + {tail}; the full manifold is Dense({k})")
         self.head, self.tail = head, tail
         super().__init__((Dense(head), Diagonal(k - head - tail), Dense(tail)), upper=True)
 

@@ -55,9 +55,7 @@ class Dense(Group):
     def unscale(self, n: Element) -> Element:
         return (n[0] + n[0].mT,)
 
-    def retract(
-        self, a: Element, eta: Element, order: int | None = 2, left: bool = False, sign: int = 1
-    ) -> Element:
+    def retract(self, a: Element, eta: Element, order: int | None = 2, left: bool = False, sign: int = 1) -> Element:
         if order != 2 or a[0].ndim != 2:
             return super().retract(a, eta, order, left, sign)
         # (A + A (I + N)^2) / 2 with the scaling inside the products: the fewest passes over memory.

@@ -21,9 +21,7 @@ def as_group(name: str, structure: Group | int) -> Group:
         return structure
     if isinstance(structure, int) and not isinstance(structure, bool):
         return Dense(structure)
-    raise TypeError(
-        f"{name} must be a size or a group such as gnomon.groups.Arrow(100), got {structure!r}"
-    )
+    raise TypeError(f"{name} must be a size or a group such as gnomon.groups.Arrow(100), got {structure!r}")
 
 
 def initial_element(

@@ -80,9 +80,9 @@ class Point(nn.Module):
     """A point on a submanifold: ``A(eta)`` with the frame ``A`` as a buffer and ``eta`` as a parameter.
 
     ``eta`` is zero except while an optimizer moves it; :meth:`fold` moves the frame along and returns it
-    to zero. Both have the shape ``(*batch_shape, *group.storage_shape)``. At ``eta = 0`` a forward pass reads the frame and
-    its backward is one pull-back; elsewhere (line searches, ``torch.func.functional_call``, a compiled
-    graph) the retraction is evaluated and differentiated for real.
+    to zero. Both have the shape ``(*batch_shape, *group.storage_shape)``. At ``eta = 0`` a forward pass
+    reads the frame and its backward is one pull-back; elsewhere (line searches,
+    ``torch.func.functional_call``, a compiled graph) the retraction is evaluated and differentiated for real.
 
     A write through ``eta.data`` escapes PyTorch's version counter and so is seen only by the next fold.
     """
@@ -130,8 +130,10 @@ class Point(nn.Module):
             self.eta,
             self.frame,
             lambda frame: (chart.logdet(group.unpack(frame)),),
-            lambda frame, grads: grads[0].view(grads[0].shape + (1,) * len(group.storage_shape))
-            * group.pack(chart.logdet_gradient(group.unpack(frame))),
+            lambda frame, grads: (
+                grads[0].view(grads[0].shape + (1,) * len(group.storage_shape))
+                * group.pack(chart.logdet_gradient(group.unpack(frame)))
+            ),
             lambda frame, eta: (chart.logdet(self._moved(frame, eta)),),
         )
         return value

@@ -14,7 +14,6 @@ from ..groups import Group
 from .init import Init, as_group, initial_element
 from .point import Point
 
-
 # With tau = R R^T, the group operation that gives R x, R^T x, R^-1 x and R^-T x in each form.
 _ROOT: dict[Form, str] = {"outer": "matvec", "inner": "rmatvec", "inverse": "rsolve"}
 _ROOT_T: dict[Form, str] = {"outer": "rmatvec", "inner": "matvec", "inverse": "solve"}
@@ -50,8 +49,7 @@ class _OuterProduct(torch.autograd.Function):
 
 def outer_product(a: Tensor) -> Tensor:
     """``A A^T``."""
-    result: Tensor = _OuterProduct.apply(a)
-    return result
+    return _OuterProduct.apply(a)
 
 
 class SPD(Point):
@@ -120,8 +118,7 @@ class SPD(Point):
         return self.matvec(identity.reshape(self.k, *batch, self.k)).movedim(0, -2)
 
     def _act(self, table: dict[Form, str], x: Tensor) -> Tensor:
-        action: Tensor = getattr(self.group, table[self.chart.form])(self.element(), x)
-        return action
+        return getattr(self.group, table[self.chart.form])(self.element(), x)
 
     def matvec(self, x: Tensor) -> Tensor:
         """``tau x``."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import warnings
 from collections.abc import Callable
@@ -62,7 +61,7 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
             "build it from point.parameters() of a point that you keep, or use it without moving_frame"
         )
     if not isinstance(optimizer, _MovingFrame):
-        optimizer.__class__ = _framed_class(type(optimizer))
+        optimizer.__class__ = _framed_class(type(optimizer))  # type: ignore[assignment]
     optimizer._install(transport, max_step)  # type: ignore[attr-defined]
     return optimizer
 
@@ -77,9 +76,15 @@ def _find_points(optimizer: Optimizer) -> list[tuple[Tensor, Point]]:
     return found
 
 
-@functools.cache
+_framed_classes: dict[type[Optimizer], type[Optimizer]] = {}
+
+
 def _framed_class(base: type[Optimizer]) -> type[Optimizer]:
-    return type(base.__name__, (_MovingFrame, base), {"_unframed": base, "__doc__": base.__doc__})
+    """The subclass of an optimizer's class that folds after each step; made once."""
+    if base not in _framed_classes:
+        namespace = {"_unframed": base, "__doc__": base.__doc__}
+        _framed_classes[base] = type(base.__name__, (_MovingFrame, base), namespace)
+    return _framed_classes[base]
 
 
 def _rebuild(base: type[Optimizer]) -> Optimizer:
@@ -96,7 +101,7 @@ class _Follower(NamedTuple):
     carries: bool
 
 
-class _GradientNotFinite(Exception):
+class _GradientError(Exception):
     """Leaves an optimizer's step from within its first closure."""
 
     def __init__(self, loss: Any) -> None:
@@ -139,7 +144,7 @@ class _MovingFrame(Optimizer):
             loss = closure()
             evaluations += 1
             if evaluations == 1 and not self._gradients_are_finite():
-                raise _GradientNotFinite(loss)
+                raise _GradientError(loss)
             return loss
 
         points = [follower.point for follower in self._manifold()]
@@ -151,7 +156,7 @@ class _MovingFrame(Optimizer):
             except BaseException as error:
                 for point in points:
                     point.return_to_origin()
-                if isinstance(error, _GradientNotFinite):
+                if isinstance(error, _GradientError):
                     self._skip("gradient")
                     return error.loss
                 raise

@@ -45,8 +45,7 @@ class _SpectralFunction(torch.autograd.Function):
 
 
 def _spectral(matrix: Tensor, f: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]) -> Tensor:
-    result: Tensor = _SpectralFunction.apply(matrix, f, derivative)
-    return result
+    return _SpectralFunction.apply(matrix, f, derivative)
 
 
 def _exp(matrix: Tensor) -> Tensor:
@@ -146,9 +145,7 @@ def euclidean_transport(start: Tensor, end: Tensor, g: Tensor) -> Tensor:
     return _color(torch.cholesky_solve(e @ start, _cholesky("end", end)), g)
 
 
-def mean(
-    points: Tensor, weights: Tensor | None = None, *, tol: float | None = None, max_iter: int = 100
-) -> Tensor:
+def mean(points: Tensor, weights: Tensor | None = None, *, tol: float | None = None, max_iter: int = 100) -> Tensor:
     """The Karcher mean over the first dimension: the minimizer of ``sum_i w_i distance(x, points_i)^2``.
 
     The step is the mean of the logarithms, halved whenever it has grown (widely spread points overshoot).
