@@ -52,3 +52,9 @@ STRUCTURES = [
 @pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(0)
+
+
+def symmetric_exp(matrix: torch.Tensor) -> torch.Tensor:
+    """The exponential of a symmetric matrix to full precision (torch.linalg.matrix_exp is off by 2e-12 at times)."""
+    w, v = torch.linalg.eigh(0.5 * (matrix + matrix.mT))
+    return (v * w.exp().unsqueeze(-2)) @ v.mT

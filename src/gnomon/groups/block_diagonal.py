@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from .base import Element, Group, positive_size, widen
+from .base import Element, Group, positive_size
 from .dense import Dense
 
 
@@ -100,6 +100,3 @@ class BlockDiagonal(Group):
 
     def factor(self, tau: Tensor) -> Element:
         return self._each(lambda g, block: g.factor(block[0]), self.from_dense(tau))
-
-    def _exact_exp(self, n: Element) -> Element:
-        return tuple(torch.linalg.matrix_exp(widen(block)).to(block.dtype) for block in n)

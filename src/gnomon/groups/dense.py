@@ -77,6 +77,3 @@ class Dense(Group):
 
     def factor(self, tau: Tensor) -> Element:
         return (torch.linalg.cholesky(tau),)
-
-    def _exact_exp(self, n: Element) -> Element:
-        return (torch.linalg.matrix_exp(widen(n[0])).to(n[0].dtype),)

@@ -120,6 +120,3 @@ class Triangular(Group):
         if self.upper:  # U U^T = tau: the Cholesky factor of tau with its order reversed
             return self._pack(torch.linalg.cholesky(tau.flip(-1, -2)).flip(-1, -2))
         return self._pack(torch.linalg.cholesky(tau))
-
-    def _exact_exp(self, n: Element) -> Element:
-        return self._pack(torch.linalg.matrix_exp(widen(self._unpack(n))).to(n[0].dtype))

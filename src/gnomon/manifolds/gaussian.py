@@ -86,25 +86,28 @@ class Gaussian(Point):
 
     @property
     def loc(self) -> Tensor:
-        """The mean."""
+        """The mean, as a copy."""
         linear, factor, vector = self._parts()
-        return vector if self.form == "covariance" else -linear.rsolve(factor, vector)
+        return vector.clone() if self.form == "covariance" else -linear.rsolve(factor, vector)
 
     def factor_matrix(self) -> Tensor:
-        """``L`` (covariance form) or ``P`` (precision form), dense."""
+        """``L`` (covariance form) or ``P`` (precision form), dense, as a copy."""
+        return self._dense_factor().clone()
+
+    def _dense_factor(self) -> Tensor:
         linear, factor, _ = self._parts()
         return linear.to_dense(factor)
 
     def covariance(self) -> Tensor:
         """``Sigma``, dense."""
-        factor = self.factor_matrix()
+        factor = self._dense_factor()
         if self.form == "covariance":
             return outer_product(factor)
         return outer_product(_dense_inverse(factor).mT)
 
     def precision(self) -> Tensor:
         """``Sigma^-1``, dense."""
-        factor = self.factor_matrix()
+        factor = self._dense_factor()
         if self.form == "precision":
             return outer_product(factor)
         return outer_product(_dense_inverse(factor).mT)
@@ -115,6 +118,8 @@ class Gaussian(Point):
 
     def _standardize(self, x: Tensor) -> Tensor:
         """``z`` with ``(x - mu)^T Sigma^-1 (x - mu) = |z|^2``."""
+        if x.ndim == 0 or x.shape[-1] != self.d:
+            raise ValueError(f"x has shape {tuple(x.shape)}, but this Gaussian has vectors of length {self.d}")
         linear, factor, vector = self._parts()
         if self.form == "covariance":
             return linear.solve(factor, x - vector)

@@ -49,7 +49,8 @@ class _AtOrigin(torch.autograd.Function):
     ) -> Element:
         ctx.save_for_backward(eta, frame)
         ctx.pullback, ctx.general = pullback, general
-        return value(frame)
+        # Detached: a graph that outlives the frame then fails with torch's own message about in-place changes.
+        return tuple(block.detach() for block in value(frame))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
@@ -104,7 +105,7 @@ class Point(nn.Module):
 
     # ------------------------------------------------------------------ the factor and its derivatives
     def element(self) -> Element:
-        """The blocks of the factor at the current coordinates."""
+        """The blocks of the factor at the current coordinates; at the origin they share the frame's memory."""
         group, chart = self.group, self.chart
         if not self._at_origin():
             return self._moved(self.frame, self.eta)

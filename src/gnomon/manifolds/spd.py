@@ -103,12 +103,12 @@ class SPD(Point):
         return self.matrix()
 
     def factor_matrix(self) -> Tensor:
-        """The factor ``A``, dense."""
-        return self.group.to_dense(self.element())
+        """The factor ``A``, dense, as a copy."""
+        return self.group.to_dense(self.element()).clone()
 
     def matrix(self) -> Tensor:
         """``tau``, dense. On a large structured point use :meth:`matvec` and its kin instead."""
-        factor = self.factor_matrix()
+        factor = self.group.to_dense(self.element())
         if self.chart.form == "outer":
             return outer_product(factor)
         if self.chart.form == "inner":
