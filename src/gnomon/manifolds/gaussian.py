@@ -14,7 +14,6 @@ from ..frames import Chart
 from ..groups import Affine, Element, Group
 from .init import Init, as_group, initial_element
 from .point import Point
-from .spd import outer_product
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -101,16 +100,16 @@ class Gaussian(Point):
     def covariance(self) -> Tensor:
         """``Sigma``, dense."""
         factor = self._dense_factor()
-        if self.form == "covariance":
-            return outer_product(factor)
-        return outer_product(_dense_inverse(factor).mT)
+        if self.form == "precision":
+            factor = _dense_inverse(factor).mT
+        return factor @ factor.mT
 
     def precision(self) -> Tensor:
         """``Sigma^-1``, dense."""
         factor = self._dense_factor()
-        if self.form == "precision":
-            return outer_product(factor)
-        return outer_product(_dense_inverse(factor).mT)
+        if self.form == "covariance":
+            factor = _dense_inverse(factor).mT
+        return factor @ factor.mT
 
     def logdet(self) -> Tensor:
         """``log det Sigma``, of the batch shape."""

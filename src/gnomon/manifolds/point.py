@@ -31,7 +31,7 @@ def point_of(parameter: Tensor) -> Point | None:
     return None if reference is None else reference()
 
 
-class _AtOrigin(torch.autograd.Function):
+class AtOrigin(torch.autograd.Function):
     """``general(frame, eta)`` at ``eta = 0``, where its value and first derivative are cheap.
 
     The value is ``value(frame)`` and the gradient ``pullback(frame, grads)``. When the backward pass is itself
@@ -106,38 +106,35 @@ class Point(nn.Module):
     # ------------------------------------------------------------------ the factor and its derivatives
     def element(self) -> Element:
         """The blocks of the factor at the current coordinates; at the origin they share the frame's memory."""
-        group, chart = self.group, self.chart
         if not self._at_origin():
             return self._moved(self.frame, self.eta)
-        blocks: Element = _AtOrigin.apply(
-            self.eta,
-            self.frame,
-            group.unpack,
-            lambda frame, grads: group.pack(chart.pullback(group.unpack(frame), grads)),
-            self._moved,
-        )
-        return blocks
+        return AtOrigin.apply(self.eta, self.frame, self.group.unpack, self._pull_back, self._moved)
 
     def _moved(self, frame: Tensor, eta: Tensor) -> Element:
-        group = self.group
-        return self.chart.retract(group.unpack(frame), group.unpack(eta))
+        return self.chart.retract(self.group.unpack(frame), self.group.unpack(eta))
+
+    def _pull_back(self, frame: Tensor, grads: Element) -> Tensor:
+        return self.group.pack(self.chart.pullback(self.group.unpack(frame), grads))
 
     def _logdet(self) -> Tensor:
         """``log det tau``. Its gradient at the origin is a constant: nothing is inverted."""
-        group, chart = self.group, self.chart
+        chart, unpack = self.chart, self.group.unpack
         if not self._at_origin():
             return chart.logdet(self.element())
-        (value,) = _AtOrigin.apply(
+        (value,) = AtOrigin.apply(
             self.eta,
             self.frame,
-            lambda frame: (chart.logdet(group.unpack(frame)),),
-            lambda frame, grads: (
-                grads[0].view(grads[0].shape + (1,) * len(group.storage_shape))
-                * group.pack(chart.logdet_gradient(group.unpack(frame)))
-            ),
+            lambda frame: (chart.logdet(unpack(frame)),),
+            self._pull_back_logdet,
             lambda frame, eta: (chart.logdet(self._moved(frame, eta)),),
         )
         return value
+
+    def _pull_back_logdet(self, frame: Tensor, grads: Element) -> Tensor:
+        if self._logdet_gradient is None:
+            gradient = self.chart.logdet_gradient(self.group.unpack(frame))
+            self._logdet_gradient = self.group.pack(gradient)[(0,) * len(self.batch_shape)]
+        return grads[0].view(grads[0].shape + (1,) * self._logdet_gradient.ndim) * self._logdet_gradient
 
     # ------------------------------------------------------------------ the moving frame
     def fold(self) -> bool:
@@ -183,6 +180,7 @@ class Point(nn.Module):
         """Register the coordinates, wherever they have become a new tensor, and see whether they are zero."""
         _owners[self.eta] = weakref.ref(self)
         self._origin = _Origin()
+        self._logdet_gradient: Tensor | None = None  # made when first needed
         if not self.eta.is_meta and not bool(self.eta.any()):
             self._origin.mark(self.eta)
 

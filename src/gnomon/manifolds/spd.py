@@ -3,53 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from .. import riemannian
 from ..frames import Chart, Form
-from ..groups import Group
+from ..groups import Dense, Element, Group
 from .init import Init, as_group, initial_element
-from .point import Point
+from .point import AtOrigin, Point
 
 # With tau = R R^T, the group operation that gives R x, R^T x, R^-1 x and R^-T x in each form.
 _ROOT: dict[Form, str] = {"outer": "matvec", "inner": "rmatvec", "inverse": "rsolve"}
 _ROOT_T: dict[Form, str] = {"outer": "rmatvec", "inner": "matvec", "inverse": "solve"}
 _INVERSE_ROOT: dict[Form, str] = {"outer": "solve", "inner": "rsolve", "inverse": "rmatvec"}
 _INVERSE_ROOT_T: dict[Form, str] = {"outer": "rsolve", "inner": "solve", "inverse": "matvec"}
-
-
-class _OuterProduct(torch.autograd.Function):
-    """``A A^T`` with one product in the backward pass instead of two: ``(G + G^T) A``."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(a: Tensor) -> Tensor:
-        return a @ a.mT
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Tensor:
-        (a,) = ctx.saved_tensors
-        return (grad + grad.mT) @ a
-
-    @staticmethod
-    def jvp(ctx: Any, tangent: Tensor) -> Tensor:
-        (a,) = ctx.saved_tensors
-        half = tangent @ a.mT
-        return half + half.mT
-
-
-def outer_product(a: Tensor) -> Tensor:
-    """``A A^T``."""
-    return _OuterProduct.apply(a)
 
 
 class SPD(Point):
@@ -108,11 +76,25 @@ class SPD(Point):
 
     def matrix(self) -> Tensor:
         """``tau``, dense. On a large structured point use :meth:`matvec` and its kin instead."""
-        factor = self.group.to_dense(self.element())
-        if self.chart.form == "outer":
-            return outer_product(factor)
-        if self.chart.form == "inner":
-            return outer_product(factor.mT)
+        if self.chart.form == "inverse":
+            return self._inverse_form_matrix()
+        if isinstance(self.group, Dense) and self._at_origin():
+            value, pullback, general = self._product, self._pull_back_product, self._moved_product
+            return AtOrigin.apply(self.eta, self.frame, value, pullback, general)[0]
+        return self._product(self.group.to_dense(self.element()))[0]
+
+    # The full manifold at the origin: one product forward and two backward, down to the coordinates.
+    def _product(self, factor: Tensor) -> Element:
+        return (factor @ factor.mT if self.chart.form == "outer" else factor.mT @ factor,)
+
+    def _pull_back_product(self, frame: Tensor, grads: Element) -> Tensor:
+        doubled = grads[0] + grads[0].mT
+        return self._pull_back(frame, (doubled @ frame if self.chart.form == "outer" else frame @ doubled,))
+
+    def _moved_product(self, frame: Tensor, eta: Tensor) -> Element:
+        return self._product(*self._moved(frame, eta))
+
+    def _inverse_form_matrix(self) -> Tensor:
         identity = torch.eye(self.k, dtype=self.dtype, device=self.device)
         batch = (1,) * len(self.batch_shape)
         return self.matvec(identity.reshape(self.k, *batch, self.k)).movedim(0, -2)

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from ..frames import Chart
 from ..groups import Group
 from ..manifolds import Point, all_finite, point_of
-from .state import carried_vectors, shortened_vectors
+from .state import carried_vectors, scales_elementwise, shortened_vectors
 
 Transport = Literal["auto", "corrected", "none"]
 TRANSPORTS: tuple[Transport, ...] = ("auto", "corrected", "none")
@@ -38,8 +38,10 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
             :class:`gnomon.SPD` or :class:`gnomon.Gaussian`; closures and line searches included.
         transport: how momenta reach the new frame. ``"auto"``: unchanged where that is exact (full, block-diagonal,
             diagonal, Toeplitz and Kronecker structures), by the chain rule for the mean of a Gaussian, and by the
-            bracket correction on asymmetric structures (triangular, arrow, Heisenberg). ``"corrected"``: the
-            correction for Gaussians too. ``"none"``: always unchanged.
+            bracket correction on asymmetric structures (triangular, arrow, Heisenberg), unless the optimizer
+            scales each coordinate by its own history: Adam's second moments do not turn with the frame, and its
+            first moments then had better not turn without them. ``"corrected"``: the correction for Gaussians
+            and for Adam too. ``"none"``: always unchanged.
         max_step: a trust radius. No batch element moves further than this geodesic distance in a step; a
             step that is cut back takes its momentum with it. None means no bound, except that the bracket
             correction, which holds for short steps, comes with a radius of 1. (Lengths grow with the square root
@@ -93,12 +95,12 @@ def _rebuild(base: type[Optimizer]) -> Optimizer:
 
 
 class _Follower(NamedTuple):
-    """A point that follows its coordinates, and how."""
+    """A point that follows its coordinates, whether vectors must be carried there, and whether by the bracket."""
 
     parameter: Tensor
     point: Point
-    radius: float | None
     carries: bool
+    by_bracket: bool
 
 
 class _GradientError(Exception):
@@ -181,10 +183,7 @@ class _MovingFrame(Optimizer):
 
     def _follower(self, parameter: Tensor, point: Point) -> _Follower:
         carries = self._transport != "none" and not point.group.trivial_transport
-        radius = self._max_step
-        if radius is None and carries and point.chart.carries_by_bracket(self._corrected):
-            radius = DEFAULT_RADIUS
-        return _Follower(parameter, point, radius, carries)
+        return _Follower(parameter, point, carries, carries and point.chart.carries_by_bracket(self._corrected))
 
     def _gradients_are_finite(self) -> bool:
         return all_finite(*[f.parameter.grad for f in self._manifold() if f.parameter.grad is not None])
@@ -202,9 +201,12 @@ class _MovingFrame(Optimizer):
 
     # ------------------------------------------------------------------ the fold
     def _fold(self) -> None:
-        for parameter, point, radius, carries in self._manifold():
+        for parameter, point, carries, by_bracket in self._manifold():
             if parameter.grad is None:
                 continue
+            if by_bracket and self._transport == "auto" and scales_elementwise(self, parameter):
+                carries = by_bracket = False
+            radius = DEFAULT_RADIUS if self._max_step is None and by_bracket else self._max_step
             if radius is not None:
                 self._bound(parameter, point.group, radius)
             if carries:
@@ -225,11 +227,15 @@ class _MovingFrame(Optimizer):
 
     @torch.no_grad()
     def _carry(self, parameter: Tensor, chart: Chart) -> None:
+        vectors = list(carried_vectors(self, parameter))
+        if not vectors:
+            return
         group = chart.group
-        step = group.unpack(parameter)
-        for vector in carried_vectors(self, parameter):
-            carried = chart.carry(step, group.unpack(vector), self._corrected)
-            vector.copy_(group.pack(carried))
+        stacked = torch.stack(vectors)  # L-BFGS has hundreds: one batch, not a loop
+        step = group.unpack(parameter.expand_as(stacked))
+        carried = group.pack(chart.carry(step, group.unpack(stacked), self._corrected))
+        for vector, new in zip(vectors, carried, strict=True):
+            vector.copy_(new)
 
     # ------------------------------------------------------------------ copies and pickles
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -31,6 +31,15 @@ COMMON_KEYS = ("momentum_buffer", "exp_avg")
 """What an optimizer that is not listed is assumed to use, if it uses it."""
 
 
+ELEMENTWISE_KEYS = frozenset({"exp_avg_sq", "exp_inf", "square_avg", "sum", "step_size"})
+"""State of optimizers that scale each coordinate by its own history, as Adam does."""
+
+
+def scales_elementwise(optimizer: Optimizer, parameter: Tensor) -> bool:
+    """Whether the optimizer keeps a scale for each coordinate, which cannot turn with the frame."""
+    return not ELEMENTWISE_KEYS.isdisjoint(optimizer.state.get(parameter, ()))
+
+
 def vector_keys(optimizer: Optimizer) -> tuple[str, ...]:
     """The keys of the nearest listed ancestor class."""
     for cls in type(optimizer).__mro__:

@@ -1,0 +1,1 @@
+"""Named runs: what the command line offers."""
