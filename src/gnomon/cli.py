@@ -11,7 +11,8 @@ try:
     import typer
 except ModuleNotFoundError as error:  # the library itself needs torch alone
     raise SystemExit(
-        f"{error.name} is not installed: the gnomon command needs the 'experiments' extra, pip install 'gnomon[experiments]'"
+        f"{error.name} is not installed: the gnomon command needs the 'experiments' extra; "
+        "pip install 'gnomon[experiments]'"
     ) from None
 
 from . import __version__

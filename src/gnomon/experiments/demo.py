@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from .. import groups
 from ..manifolds import SPD, Gaussian, Point
 from ..optim import moving_frame
 from ..problems import MetricNearness
+
+
+HEISENBERG = groups.Heisenberg(2000, head=5, tail=5)
 
 
 @dataclass(frozen=True)
@@ -66,7 +70,7 @@ def full_matrix(generator: torch.Generator) -> Task:
 
     return Task(
         title="nearness",
-        structure=f"full {k}x{k}",
+        structure=f"full, k = {k}",
         start=lambda: SPD(k, dtype=torch.float64),
         loss=loss,
         minimum=problem.minimum,
@@ -82,8 +86,7 @@ def full_matrix(generator: torch.Generator) -> Task:
 
 def structured_matrix(generator: torch.Generator) -> Task:
     """Log-det with the optimum on the submanifold: ``<S*^-1, S> = ||A*^-1 A||^2``, all at the cost of the structure."""
-    k = 2000
-    group = groups.Heisenberg(k, head=5, tail=5)
+    group, k = HEISENBERG, HEISENBERG.k
     blocks = [torch.randn(shape, dtype=torch.float64, generator=generator) for shape in group.shapes]
     target = group.exp(tuple(block / max(block.shape) ** 0.5 if block.ndim == 2 else 0.5 * block for block in blocks))
 
@@ -93,7 +96,7 @@ def structured_matrix(generator: torch.Generator) -> Task:
 
     return Task(
         title="log-det",
-        structure=f"Heisenberg {k}x{k}",
+        structure=f"Heisenberg {k}",
         start=lambda: SPD(group, dtype=torch.float64),
         loss=loss,
         minimum=k - 2 * group.logabsdet(target).item(),
@@ -119,8 +122,8 @@ def gaussian(generator: torch.Generator) -> Task:
         return -point.log_prob(x).mean()
 
     return Task(
-        title="Gaussian MLE",
-        structure=f"mean, full {d}x{d}",
+        title="Gaussian",
+        structure=f"full, d = {d}",
         start=lambda: Gaussian(d, form="precision", init=10.0, dtype=torch.float64),
         loss=loss,
         minimum=-best.log_prob(x).mean().item(),
@@ -153,7 +156,7 @@ def run(task: Task, method: str, iterations: int, advance: Callable[[], None], t
     outcome.gaps.append(gap())
     for _ in range(iterations):
         start = time.perf_counter()
-        optimizer.step(closure)
+        optimizer.step(closure)  # type: ignore[arg-type]
         outcome.seconds += time.perf_counter() - start
         outcome.gaps.append(gap())
         advance()
@@ -227,11 +230,12 @@ def demo(output: Path, iterations: int = 200, seed: int = 0, console: Console | 
         for task in tasks:
             for method in task.methods:
                 bar = progress.add_task(f"{task.title}: {method}", total=iterations)
-                outcomes.append(run(task, method, iterations, lambda bar=bar: progress.advance(bar)))
+                outcomes.append(run(task, method, iterations, functools.partial(progress.advance, bar)))
                 progress.remove_task(bar)
     console.print(results_table(outcomes))
     console.print(
-        "Every method is a stock torch.optim optimizer behind gnomon.moving_frame; all iterates stay positive definite.",
+        f"Every method is a stock torch.optim optimizer behind gnomon.moving_frame.\n"
+        f"Heisenberg: a structured {HEISENBERG.k} x {HEISENBERG.k} matrix in {HEISENBERG.numel:,} numbers.",
         soft_wrap=True,
     )
     picture = output / "demo.png"

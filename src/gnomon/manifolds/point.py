@@ -92,6 +92,7 @@ class Point(nn.Module):
     eta: Tensor
     group: Group
     chart: Chart
+    _logdet_gradient: Tensor | None  # made when first needed
 
     def __init__(self, chart: Chart, element: Element) -> None:
         super().__init__()
@@ -180,7 +181,7 @@ class Point(nn.Module):
         """Register the coordinates, wherever they have become a new tensor, and see whether they are zero."""
         _owners[self.eta] = weakref.ref(self)
         self._origin = _Origin()
-        self._logdet_gradient: Tensor | None = None  # made when first needed
+        self._logdet_gradient = None
         if not self.eta.is_meta and not bool(self.eta.any()):
             self._origin.mark(self.eta)
 
