@@ -21,7 +21,6 @@ from ..manifolds import SPD, Gaussian, Point
 from ..optim import moving_frame
 from ..problems import MetricNearness
 
-
 HEISENBERG = groups.Heisenberg(2000, head=5, tail=5)
 
 

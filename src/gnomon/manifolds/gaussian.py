@@ -28,7 +28,8 @@ class Gaussian(Point):
             the log-density needs no inverse.
         loc: the mean at the start; zero unless given.
         init: the covariance at the start: a scalar, a diagonal or an SPD matrix; the identity unless given.
-        order, project, dtype, device, batch_shape: as for :class:`gnomon.SPD`.
+
+    The other arguments are those of :class:`gnomon.SPD`.
 
     Without momentum, a step with learning rate ``beta`` in the covariance form is structured natural-gradient
     descent with ``gamma = beta / 2`` (Eq. sngd): ``mu <- mu - gamma Sigma g_mu``,
