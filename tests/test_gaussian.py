@@ -61,6 +61,14 @@ def test_kl_between_different_forms_and_structures():
 
 
 @pytest.mark.parametrize("form", FORMS)
+def test_kl_broadcasts_over_batches_as_large_as_the_dimension(form):
+    many, many_dist = random_gaussian(g.Dense(3), form, (3,))
+    one, one_dist = random_gaussian(g.Dense(3), form)
+    torch.testing.assert_close(one.kl_divergence(many), kl_divergence(one_dist, many_dist))
+    torch.testing.assert_close(many.kl_divergence(one), kl_divergence(many_dist, one_dist))
+
+
+@pytest.mark.parametrize("form", FORMS)
 def test_samples_have_the_moments(form):
     q, wanted = random_gaussian(g.Triangular(4), form)
     draws = q.sample(200_000)
@@ -209,7 +217,7 @@ def test_maximum_likelihood_recovers_the_moments(group, form):
     [
         (lambda: gnomon.Gaussian(3, form="natural"), "form must be 'covariance' or 'precision', got 'natural'"),
         (lambda: gnomon.Gaussian(3, loc=torch.zeros(4)), r"loc has shape \(4,\), expected \(3,\)"),
-        (lambda: gnomon.Gaussian(1, loc=torch.tensor([math.nan])), "loc holds values that are not finite"),
+        (lambda: gnomon.Gaussian(1, loc=torch.tensor([math.nan])), "loc holds nan; give finite values"),
         (lambda: gnomon.Gaussian(2, init=-torch.eye(2)), "init is not positive definite"),
         (lambda: gnomon.Gaussian(g.Kronecker(g.Dense(2), g.Dense(2))), "needs a matrix algebra"),
         (lambda: gnomon.Gaussian(2).kl_divergence(gnomon.SPD(2)), "other must be a gnomon.Gaussian"),

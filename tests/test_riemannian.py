@@ -99,6 +99,26 @@ def test_gradients_exist_where_eigenvalues_coincide():
     assert torch.autograd.gradcheck(lambda x: r.distance(0.5 * (x + x.mT), fixed), (point,))
 
 
+def test_gradients_of_small_and_low_rank_tangents():
+    tau, u = spd(), torch.randn(4, 1, dtype=torch.float64)
+    weight = sym()
+    for size in (1e-18, 1e-14, 1e-8, 1e-3, 1.0):
+        for v in (size * sym(), size * u @ u.mT):
+            v = v.requires_grad_()
+            (grad,) = torch.autograd.grad((weight * r.exp(tau, v)).sum(), v)
+            step = 1e-5 * sym()
+            wanted = (weight * (r.exp(tau, v + step) - r.exp(tau, v - step))).sum() / 2
+            torch.testing.assert_close((grad * step).sum(), wanted.detach(), rtol=1e-5, atol=1e-10)
+
+
+def test_mean_in_single_precision_settles():
+    points = torch.stack([random_spd(5, 1e3, dtype=torch.float32) for _ in range(4)])
+    center = r.mean(points, weights=[1, 1, 2, 1])
+    assert r.log(center.double(), points.double()).isfinite().all()
+    with pytest.raises(ValueError, match="points is not positive definite"):
+        r.mean(torch.stack([points[0], -points[1]]))
+
+
 def test_agrees_with_geoopt():
     geoopt = pytest.importorskip("geoopt")
     manifold = geoopt.SymmetricPositiveDefinite()

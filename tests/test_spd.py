@@ -157,6 +157,55 @@ def test_init_of_batches():
     )
 
 
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("group", STRUCTURES, ids=repr)
+def test_projection_of_any_matrix_is_a_point(group, form):
+    for condition in (10.0, 1e4):
+        matrix = gnomon.problems.random_spd(group.k, condition)
+        point = gnomon.SPD(group, factor=form, init=matrix, project=True)
+        torch.linalg.cholesky(point.matrix())
+        again = gnomon.SPD(group, factor=form, init=point.matrix().detach(), project=True)
+        torch.testing.assert_close(again.matrix(), point.matrix(), rtol=1e-6, atol=1e-6)
+
+
+def test_ill_conditioned_and_badly_scaled_inits():
+    for condition in (1e8, 1e12):
+        matrix = gnomon.problems.random_spd(20, condition)
+        for form in FORMS:
+            point = gnomon.SPD(20, factor=form, init=matrix)
+            assert (point.matrix() - matrix).norm() < 1e-3 * matrix.norm()
+            if form != "inverse":
+                torch.testing.assert_close(point.matrix(), matrix)
+    hidden = torch.tensor([[1e8, 0, 0], [0, 1, 0.9], [0, 0.9, 1]])
+    with pytest.raises(ValueError, match="not on the submanifold"):
+        gnomon.SPD(g.Diagonal(3), init=hidden)
+    with pytest.raises(ValueError, match="not symmetric"):
+        gnomon.SPD(3, init=torch.tensor([[1e8, 0, 0], [0, 1, 0.5], [0, -0.5, 1]]))
+
+
+def test_inits_of_other_kinds():
+    import numpy as np
+
+    assert gnomon.SPD(np.int64(3), init=np.eye(3)).dtype == torch.float64
+    assert gnomon.SPD(3, init=torch.tensor([1, 2, 3])).dtype == torch.get_default_dtype()
+    torch.testing.assert_close(gnomon.SPD(2, init=[[2.0, 1.0], [1.0, 2.0]]).matrix()[0], torch.tensor([2.0, 1.0]))
+    learned = torch.eye(3, requires_grad=True)
+    assert gnomon.SPD(3, init=learned.T).eta.is_leaf
+    with torch.device("meta"):
+        assert gnomon.SPD(g.Arrow(4)).frame.is_meta
+    assert gnomon.SPD(3, batch_shape=2).batch_shape == (2,)
+
+
+def test_an_empty_batch_is_a_batch():
+    for group in (g.Dense(3), g.Heisenberg(4, 1, 1), g.Toeplitz(3), g.Kronecker(g.Dense(2), g.Dense(2))):
+        for order in (2, None):
+            point = gnomon.SPD(group, batch_shape=(0,), order=order)
+            optimizer = gnomon.moving_frame(torch.optim.SGD(point.parameters(), lr=0.1), max_step=1.0)
+            (point.quad(torch.ones(5, 1, group.k)).sum() + point.logdet().sum()).backward()
+            optimizer.step()
+            assert point.matrix().shape == (0, group.k, group.k)
+
+
 def test_projection_keeps_the_entries_that_the_structure_chooses():
     full = torch.tensor([[2.0, 0.5, 0.3], [0.5, 3.0, 0.4], [0.3, 0.4, 4.0]])
     diagonal = gnomon.SPD(g.Diagonal(3), init=full, project=True).matrix()
@@ -175,8 +224,8 @@ BAD = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
     [
         (lambda: gnomon.SPD(2, init=BAD), r"init is not positive definite \(smallest eigenvalue -1\); add a multiple"),
         (lambda: gnomon.SPD(2, init=torch.tensor([[1.0, 0.5], [0.0, 1.0]])), "init is not symmetric"),
-        (lambda: gnomon.SPD(2, init=float("nan")), "init holds values that are not finite"),
-        (lambda: gnomon.SPD(2, init=torch.full((2, 2), torch.inf)), "init holds values that are not finite"),
+        (lambda: gnomon.SPD(2, init=float("nan")), "init holds nan; give finite values"),
+        (lambda: gnomon.SPD(2, init=torch.full((2, 2), torch.inf)), "init holds inf; give finite values"),
         (lambda: gnomon.SPD(2, init=-1.0), "init must be positive, got a smallest entry of -1"),
         (lambda: gnomon.SPD(2, init=torch.tensor([1.0, 0.0])), "init must be positive, got a smallest entry of 0"),
         (
@@ -196,6 +245,11 @@ BAD = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
             r"x has shape \(3,\), but Dense\(2\) acts on vectors of length 2",
         ),
         (lambda: gnomon.SPD(2).distance(BAD), "b is not positive definite"),
+        (lambda: gnomon.SPD(2).distance(torch.eye(3)), r"different sizes: a is \(2, 2\), b is \(3, 3\)"),
+        (lambda: gnomon.SPD(2, init="x"), "init must be a number or a tensor, got 'x'"),
+        (lambda: gnomon.SPD(2, init=1j), "init must be real"),
+        (lambda: gnomon.SPD(2, batch_shape=(-1,)), r"no negative size, got \(-1,\)"),
+        (lambda: gnomon.SPD(2, batch_shape="ab"), "batch_shape must be a sequence of sizes, got 'ab'"),
     ],
 )
 def test_bad_input(build, message):
@@ -230,6 +284,61 @@ def test_points_are_found_through_copies_moves_and_loads():
     restored = torch.load(buffer, weights_only=False)
     assert point_of(restored.cov.eta) is restored.cov
     torch.testing.assert_close(restored.cov.matrix(), model.cov.matrix())
+
+
+def test_a_frame_is_loaded_only_into_its_own_structure():
+    for saved, other in (
+        (gnomon.SPD(3), gnomon.SPD(3, factor="inverse")),
+        (gnomon.SPD(g.Toeplitz(3)), gnomon.SPD(g.Diagonal(3))),
+        (gnomon.SPD(g.Triangular(3)), gnomon.SPD(g.Triangular(3, upper=True))),
+    ):
+        buffer = io.BytesIO()
+        torch.save(saved.state_dict(), buffer)
+        buffer.seek(0)
+        state = torch.load(buffer)
+        with pytest.raises(RuntimeError, match=r"frame was saved for .* but this point is"):
+            other.load_state_dict(state)
+        saved.load_state_dict(state)
+
+
+def test_a_shallow_copy_does_not_take_the_coordinates_over():
+    point = gnomon.SPD(3)
+    copy.copy(point)
+    assert point_of(point.eta) is point
+
+
+def test_autocast_leaves_the_geometry_alone():
+    for group in (g.Dense(4), g.Triangular(4), g.Heisenberg(4, 1, 1)):
+        for form in FORMS:
+            point = random_point(group, form, dtype=torch.float32)
+            tau = point.matrix().detach()
+            optimizer = gnomon.moving_frame(torch.optim.SGD(point.parameters(), lr=0.1, momentum=0.9))
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = point.matrix().sum() + point.logdet() + point.quad(torch.ones(4))
+                torch.testing.assert_close(point.matrix().detach(), tau, rtol=0.02, atol=0.02)
+                loss.backward()
+                optimizer.step()
+            assert point.frame.dtype == torch.float32
+            assert not torch.allclose(point.matrix(), tau)
+
+
+def test_functional_transforms_around_a_point():
+    point, q = random_point(g.Arrow(3)), gnomon.Gaussian(3, dtype=torch.float64)
+    x = torch.randn(5, 3, dtype=torch.float64)
+    scores = torch.func.vmap(torch.func.grad(q.log_prob))(x)
+    torch.testing.assert_close(scores, -x)
+    torch.testing.assert_close(torch.func.vmap(point.quad)(x), point.quad(x))
+    torch.testing.assert_close(torch.func.jacrev(point.quad)(x[0]), 2 * point.matvec(x[0]))
+
+
+def test_inference_mode():
+    with torch.inference_mode():
+        point = gnomon.SPD(g.Triangular(3))
+        copy.deepcopy(point).matrix()
+    trained = gnomon.SPD(g.Triangular(3))
+    with torch.no_grad():
+        trained.eta.add_(0.1)
+    trained.matrix().sum().backward()
 
 
 def test_points_are_freed():
@@ -293,17 +402,21 @@ def test_coordinates_moved_by_hand_are_seen_and_fold_keeps_the_point():
         point.eta.add_(0.3 * torch.randn_like(point.eta))
     moved = point.matrix()
     assert not torch.allclose(start, moved)
-    assert point.fold()
+    assert point.fold() is None
     assert not bool(point.eta.any())
     torch.testing.assert_close(point.matrix(), moved)
+    torch.nn.utils.vector_to_parameters(0.1 * torch.ones(point.eta.numel(), dtype=torch.float64), point.parameters())
+    assert not torch.allclose(point.matrix(), moved)
 
 
-def test_a_fold_that_overflows_is_given_up():
-    point = gnomon.SPD(3, dtype=torch.float32)
+def test_batch_elements_that_would_overflow_stay():
+    point = gnomon.SPD(3, dtype=torch.float32, batch_shape=(2,))
     with torch.no_grad():
-        point.eta.fill_(1e30)
-    assert not point.fold()
-    torch.testing.assert_close(point.matrix(), torch.eye(3))
+        point.eta[0] = 1e30
+        point.eta[1] = 0.1 * torch.eye(3)
+    assert point.fold().tolist() == [False, True]
+    torch.testing.assert_close(point.matrix()[0], torch.eye(3))
+    assert point.logdet()[1] > 0.2
 
 
 def test_compiled_model_equals_eager():

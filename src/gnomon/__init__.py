@@ -4,10 +4,20 @@ The name stands for *Generalized NOrmal-coordinate MOmentum optimizatioN*; the m
 2023, "Simplifying Momentum-based Positive-definite Submanifold Optimization with Applications to Deep Learning".
 """
 
-from . import groups, optim, riemannian
+from . import groups, optim, problems, riemannian, testing
 from .manifolds import SPD, Gaussian
 from .optim import moving_frame
 
 __version__ = "0.1.0"
 
-__all__ = ["SPD", "Gaussian", "__version__", "groups", "moving_frame", "optim", "riemannian"]
+__all__ = [
+    "SPD",
+    "Gaussian",
+    "__version__",
+    "groups",
+    "moving_frame",
+    "optim",
+    "problems",
+    "riemannian",
+    "testing",
+]

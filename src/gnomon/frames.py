@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .groups import Affine, Element, Group
-from .groups.base import add, check_order, times
+from .groups.base import accumulate, add, align, check_order, times, widen
 
 Form = Literal["outer", "inner", "inverse"]
 FORMS: tuple[Form, ...] = ("outer", "inner", "inverse")
@@ -59,6 +59,13 @@ class Chart:
         g = self.group.scale(self.group.pullback(a, grad, left=self._left))
         return times(-1, g) if self.form == "inverse" else g
 
+    def matrix(self, a: Element) -> Tensor:
+        """``tau``, dense."""
+        factor = self.group.to_dense(a)
+        if self.form == "inverse":
+            factor = torch.linalg.inv(widen(factor)).to(factor.dtype)
+        return factor @ factor.mT if self.form == "outer" else factor.mT @ factor
+
     def logdet(self, a: Element) -> Tensor:
         """``log det tau``."""
         return 2 * self._sign * self.group.logabsdet(a)
@@ -97,16 +104,27 @@ class Chart:
         group = self.group
         s, v = group.scale(step), group.scale(vector)
         s_dual, v_dual = group.dual(s), group.dual(v)
-        right = add(group.pullback(s, v_dual), group.pullback(v, s_dual))
-        left = add(group.pullback(s, v_dual, left=True), group.pullback(v, s_dual, left=True))
-        cross = group.scale(add(right, left, -1))
-        correction = add(cross, group.unscale(group.bracket(s, v)), -0.5)
+        cross = group.pullback(s, v_dual)
+        accumulate(cross, group.pullback(v, s_dual))
+        accumulate(cross, group.pullback(s, v_dual, left=True), -1)
+        accumulate(cross, group.pullback(v, s_dual, left=True), -1)
+        correction = accumulate(group.scale(cross), group.unscale(group.bracket(s, v)), -0.5)
         carried = add(vector, correction, 1 if self.form == "outer" else -1)
-        length, new_length = group.length(vector), group.length(carried)
-        share = torch.where(new_length > 0, length / new_length, 1)
-        return tuple(
-            share.view(share.shape + (1,) * len(shape)) * x for x, shape in zip(carried, group.shapes, strict=True)
-        )
+        return self._restore_length(carried, vector)
+
+    def _restore_length(self, carried: Element, vector: Element) -> Element:
+        """Each coordinate set of ``carried`` at the length that it has in ``vector``."""
+        result = list(carried)
+        for blocks in self.group.coordinate_sets:
+            old, new = (self._squared_length(x, blocks) for x in (vector, carried))
+            share = torch.where(new > 0, (old / new).sqrt(), 1)
+            for i in blocks:
+                result[i] = align(share, carried[i]) * carried[i]
+        return tuple(result)
+
+    def _squared_length(self, vector: Element, blocks: tuple[int, ...]) -> Tensor:
+        squares = [vector[i].square().flatten(-len(self.group.shapes[i])).sum(-1) for i in blocks]
+        return torch.stack(squares).sum(0)
 
     def _affine_chain_rule(self, group: Affine, step: Element, vector: Element) -> Element:
         """``w = v^T d(eta)/d(xi)`` of Eq. gnormal_coord2, for eta and xi at the old and the new frame.

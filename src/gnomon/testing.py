@@ -30,7 +30,8 @@ def check_group(
     derivatives are taken by automatic differentiation. Elements are random and **not symmetric**. Checked are
 
     - storage: identity, flattening, projection from dense and back, factorization of ``A A^T``;
-    - every operation against its dense twin, and the adjoint identities of ``restrict`` and ``pullback``;
+    - every operation against its dense twin, the adjoint identities of ``restrict`` and ``pullback``, and
+      gradients through elements;
     - closure under products and under the truncated exponential, and the second order of the latter, as a slope;
     - the identity metric at the origin of all three factorizations, and the pull-back of gradients;
     - third order of the corrected transport, as a slope against integrated parallel transport;
@@ -41,6 +42,7 @@ def check_group(
         check_storage(group, device)
         check_dense_twins(group, device)
         check_adjoints(group, device)
+        check_gradients(group, device)
         check_truncation_order(group, device)
         for form in FORMS:
             check_metric(group, form, device)
@@ -121,6 +123,11 @@ def check_storage(group: Group, device: torch.device | str = "cpu") -> None:
     dense = group.to_dense(a)
     factor = group.to_dense(group.factor(dense @ dense.mT))
     _close(group, "factor(A A^T)", factor @ factor.mT, dense @ dense.mT)
+    both = torch.stack([dense @ dense.mT, eye])
+    factors = group.to_dense(group.factor(both))
+    _close(group, "factor of a batch", factors @ factors.mT, both)
+    diagonal = group.to_dense(group.from_diagonal(torch.ones(group.k, dtype=torch.float64, device=device)))
+    _close(group, "from_diagonal(1)", diagonal, eye)
 
 
 def check_dense_twins(group: Group, device: torch.device | str = "cpu") -> None:
@@ -149,7 +156,13 @@ def check_dense_twins(group: Group, device: torch.device | str = "cpu") -> None:
     if group.is_algebra and group.has_matrix_exp:
         _close(group, "exp of order 1", group.to_dense(group.exp(n, 1)), eye + N)
         _close(group, "exp of order 2", group.to_dense(group.exp(n, 2)), eye + N + N @ N / 2)
+    eta = _random_coordinates(group, device)
     for order in _ORDERS:
+        for left in (False, True):
+            for sign in (1, -1):
+                wanted = group.move(a, tuple(sign * block for block in group.scale(eta)), order, left)
+                actual = group.retract(a, eta, order, left, sign)
+                _close(group, f"retract at order {order}", group.to_dense(actual), group.to_dense(wanted))
         E = group.to_dense(group.exp(n, order))
         _close(group, f"closure of exp at order {order}", group.to_dense(group.from_dense(E)), E)
         _close(group, f"move at order {order}", group.to_dense(group.move(a, n, order)), A @ E)
@@ -168,6 +181,9 @@ def check_adjoints(group: Group, device: torch.device | str = "cpu") -> None:
         _close(group, "restrict", _pair(group, group.restrict(x, y), n), (N * (x.mT @ y)).sum())
         xa = x @ A
         _close(group, "gram", _pair(group, group.gram(a, x), n), (N * (xa.mT @ xa)).sum())
+        _close(group, "length", group.length(n) ** 2, _squared_length(group, n))
+        bound = torch.linalg.matrix_norm(N, 2)
+        assert group.norm_bound(n) >= bound * (1 - 1e-9), f"{group}: norm_bound is below the spectral norm"
         for left in (False, True):
             zero = tuple(torch.zeros_like(block) for block in n)
             moved = jvp(lambda *e, left=left: group.move(a, e, 1, left=left), zero, n)[1]
@@ -180,6 +196,23 @@ def check_adjoints(group: Group, device: torch.device | str = "cpu") -> None:
         for n_piece, m_piece in zip(_pieces(group, n), _pieces(group, m), strict=True):
             wanted = (_dense_algebra(group, n_piece) * _dense_algebra(group, m_piece)).sum()
             _close(group, "dual", _pair(group, group.dual(m_piece), n_piece), wanted)
+
+
+def _squared_length(group: Group, eta: Element) -> Tensor:
+    """Lengths add up over coordinate sets that are not orthonormal together."""
+    return sum((group.flatten(piece).norm() for piece in _pieces(group, eta)), torch.zeros(())) ** 2
+
+
+def check_gradients(group: Group, device: torch.device | str = "cpu") -> None:
+    """Elements are differentiable through what losses use."""
+    a = tuple(block.requires_grad_() for block in random_element(group, device=device))
+    x = torch.randn(2, group.k, dtype=torch.float64, device=device)
+
+    def loss(*blocks: Tensor) -> Tensor:
+        y = group.solve(blocks, group.matvec(blocks, x).sin()) + group.rsolve(blocks, group.rmatvec(blocks, x).sin())
+        return y.sum() + group.logabsdet(blocks)
+
+    assert torch.autograd.gradcheck(loss, a, raise_exception=False), f"{group}: gradients through elements are wrong"
 
 
 def _slope(error: Callable[[float], float], sizes: tuple[float, float] = (0.08, 0.02)) -> float:
@@ -214,15 +247,6 @@ def check_truncation_order(group: Group, device: torch.device | str = "cpu") -> 
 
 
 # ---------------------------------------------------------------------- geometry
-def _tau(chart: Chart, a: Element) -> Tensor:
-    factor = chart.group.to_dense(a)
-    if chart.form == "outer":
-        return factor @ factor.mT
-    if chart.form == "inner":
-        return factor.mT @ factor
-    return torch.linalg.inv(factor @ factor.mT)
-
-
 def _bases(group: Group, device: torch.device | str) -> list[Tensor]:
     """Orthonormal bases, as columns, of the coordinates in each coordinate set."""
     bases = []
@@ -246,7 +270,7 @@ class _SubChart:
         return self.chart.retract(self.a, self.chart.group.unflatten(self.basis @ c))
 
     def tau(self, c: Tensor) -> Tensor:
-        return _tau(self.chart, self.factor(c))
+        return self.chart.matrix(self.factor(c))
 
     def tangents(self, c: Tensor) -> Tensor:
         """Columns: the derivative of vec(tau) along each coordinate."""
@@ -290,7 +314,7 @@ def check_pullback(group: Group, form: Form, device: torch.device | str = "cpu")
     _close(group, f"Chart.pullback ({form})", group.flatten(chart.pullback(a, grad)), wanted)
     (wanted,) = torch.autograd.grad(chart.logdet(moved), eta)
     _close(group, f"Chart.logdet_gradient ({form})", group.flatten(chart.logdet_gradient(a)), wanted)
-    _close(group, f"Chart.logdet ({form})", chart.logdet(a), torch.logdet(_tau(chart, a)))
+    _close(group, f"Chart.logdet ({form})", chart.logdet(a), torch.logdet(chart.matrix(a)))
 
 
 def check_transport_order(group: Group, form: Form, device: torch.device | str = "cpu") -> None:
@@ -350,8 +374,10 @@ def _operations(group: Group, a: Element, n: Element, x: Tensor) -> dict[str, El
         "squared_norm": (group.squared_norm(a),),
         "exp": group.exp(n, 1) + group.exp(n, 2) + group.exp(n),
         "move": group.move(a, n, 2) + group.move(a, n, 2, left=True),
+        "retract": group.retract(a, n, 2),
         "to_dense": (group.to_dense(a),),
         "from_dense": group.from_dense(group.to_dense(a)),
+        "from_diagonal": group.from_diagonal(x[..., 0, :].abs() + 1),
     }
 
 

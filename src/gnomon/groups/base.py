@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -24,6 +25,13 @@ def add(a: Element, b: Element, factor: float = 1) -> Element:
     return tuple([torch.add(x, y, alpha=factor) for x, y in zip(a, b, strict=True)])
 
 
+def accumulate(a: Element, b: Element, factor: float = 1) -> Element:
+    """``A + factor B`` in the memory of A, which must be a fresh result."""
+    for x, y in zip(a, b, strict=True):
+        x.add_(y, alpha=factor)
+    return a
+
+
 def times(factor: float, element: Element) -> Element:
     """Blockwise multiple."""
     return tuple(factor * block for block in element)
@@ -35,15 +43,24 @@ def widen(x: Tensor) -> Tensor:
 
 
 def positive_size(name: str, value: object) -> int:
-    """``value`` if it is a positive integer; an error that names it otherwise."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+    """``value`` as a positive integer; an error that names it otherwise."""
+    try:
+        size = operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
+    except TypeError:
+        size = 0
+    if size < 1 or isinstance(value, bool):
         raise ValueError(f"{name} must be a positive integer, got {value!r}")
-    return value
+    return size
 
 
 def check_order(order: int | None) -> None:
     if order not in ORDERS:
         raise ValueError(f"order must be 1, 2 or None (the exact exponential), got {order!r}")
+
+
+def align(values: Tensor, block: Tensor) -> Tensor:
+    """Values of the batch shape, as a factor for a block."""
+    return values.reshape(values.shape + (1,) * (block.ndim - values.ndim))
 
 
 class Group(ABC):
@@ -189,10 +206,7 @@ class Group(ABC):
 
     @abstractmethod
     def factor(self, tau: Tensor) -> Element:
-        """The group's Cholesky factor: ``A A^T = tau`` where tau is on the submanifold.
-
-        Elsewhere ``A A^T`` agrees with tau on the entries that the structure is free to choose.
-        """
+        """The group's Cholesky factor: ``A A^T = tau`` where tau is on the submanifold, and is near it elsewhere."""
 
     # ------------------------------------------------------------------ derived operations
     def matvec(self, a: Element, x: Tensor) -> Tensor:
@@ -225,7 +239,8 @@ class Group(ABC):
                 f"x has shape {tuple(x.shape)}, which does not broadcast with the batch shape {tuple(batch)}: "
                 f"give (*sample, *{tuple(batch)}, {self.k})"
             ) from None
-        rows = x.expand(*shape, self.k).reshape(-1, *batch, self.k).movedim(0, -2)
+        samples = math.prod(shape[: len(shape) - len(batch)])
+        rows = x.expand(*shape, self.k).reshape(samples, *batch, self.k).movedim(0, -2)
         return operation(rows).movedim(-2, 0).reshape(*shape, self.k)
 
     def gram(self, a: Element, x: Tensor) -> Element:
@@ -235,15 +250,22 @@ class Group(ABC):
 
     def bracket(self, n: Element, m: Element) -> Element:
         """``[N, M] = N M - M N`` of two algebra elements."""
-        return add(self.mul(n, m), self.mul(m, n), -1)
+        return accumulate(self.mul(n, m), self.mul(m, n), -1)
 
     def squared_norm(self, a: Element) -> Tensor:
         """``||A||_F^2``, of the batch shape."""
         return (self.flatten(a) * self.flatten(self.dual(a))).sum(-1)
 
     def length(self, eta: Element) -> Tensor:
-        """``||eta||``, the geodesic length of a tangent vector, of the batch shape."""
-        return self.flatten(eta).norm(dim=-1)
+        """``||eta||``, the geodesic length of a tangent vector, of the batch shape and in float64."""
+        return torch.linalg.vector_norm(self.flatten(eta), dim=-1, dtype=torch.float64)
+
+    def norm_bound(self, n: Element) -> Tensor:
+        """``sqrt(||N||_1 ||N||_inf)``, at least the spectral norm; it does not grow with k as ``||N||_F`` does."""
+        magnitudes = tuple(block.detach().abs() for block in n)
+        ones = n[0].new_ones(*self.batch_shape(n), 1, self.k)
+        sums = [self.apply(magnitudes, ones, transpose).squeeze(-2) for transpose in (False, True)]
+        return (sums[0].amax(-1) * sums[1].amax(-1)).sqrt()
 
     def exp(self, n: Element, order: int | None = None) -> Element:
         """``Exp(N)``, or its truncation after the linear (1) or quadratic (2) term.
@@ -262,9 +284,10 @@ class Group(ABC):
         The polynomial is evaluated in powers of ``N^4`` (Paterson and Stockmeyer), with six products. (The
         dense ``torch.linalg.matrix_exp`` loses four digits at norms about 0.03.)
         """
-        norm = self.squared_norm(n).detach().amax().sqrt().item()
-        squarings = max(0, math.ceil(math.log2(norm / _TAYLOR_RADIUS))) if 0 < norm < math.inf else 0
-        n = times(0.5**squarings, n)
+        batch = self.batch_shape(n)
+        squarings = (self.norm_bound(n).double() / _TAYLOR_RADIUS).clamp(min=1).log2().ceil()
+        squarings = squarings.where(squarings.isfinite(), 0)
+        n = tuple(block * align(0.5**squarings, block).to(block.dtype) for block in n)
         n2 = self.mul(n, n)
         powers = [self.identity_like(n), n, n2, self.mul(n, n2)]
         n4 = self.mul(n2, n2)
@@ -276,8 +299,11 @@ class Group(ABC):
                 term = times(1 / math.factorial(degree), power)
                 result = term if result is None else add(result, term)
         assert result is not None
-        for _ in range(squarings):
-            result = self.mul(result, result)
+        for done in range(int(squarings.max()) if batch.numel() else 0):
+            squared = self.mul(result, result)
+            # Each batch element is squared as often as its own norm asks: more would only cost digits.
+            pairs = zip(result, squared, strict=True)
+            result = tuple(torch.where(align(squarings, new) > done, new, old) for old, new in pairs)
         return result
 
     def move(self, a: Element, n: Element, order: int | None = None, left: bool = False) -> Element:
@@ -293,7 +319,7 @@ class Group(ABC):
         moved = add(a, first)
         if order == 1:
             return moved
-        return add(moved, self.mul(n, first) if left else self.mul(first, n), 0.5)
+        return accumulate(moved, self.mul(n, first) if left else self.mul(first, n), 0.5)
 
     def retract(self, a: Element, eta: Element, order: int | None = 2, left: bool = False, sign: int = 1) -> Element:
         """``A Exp(+-D.eta)``, or ``Exp(+-D.eta) A`` with ``left``: the point at coordinates eta of the frame A."""
@@ -308,7 +334,7 @@ class Group(ABC):
         return f"{type(self).__name__}({self._arguments()})"
 
     def __eq__(self, other: object) -> bool:
-        return type(self) is type(other) and repr(self) == repr(other)
+        return type(self) is type(other) and vars(self) == vars(other)
 
     def __hash__(self) -> int:
         return hash(repr(self))

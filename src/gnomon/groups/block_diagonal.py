@@ -22,7 +22,7 @@ class BlockDiagonal(Group):
     trivial_transport = True
 
     def __init__(self, k: int, block: int) -> None:
-        self.k = positive_size("k", k)
+        self.k = k = positive_size("k", k)
         self.block = min(positive_size("block", block), k)
         count, remainder = divmod(k, self.block)
         self._stack = Dense(self.block)

@@ -147,10 +147,12 @@ class BlockTriangular(Group):
         return self._close(self.source.from_diagonal(d_s), self.target.from_diagonal(d_t), coupling)
 
     def factor(self, tau: Tensor) -> Element:
+        # Off the submanifold this is the regression of target on source, which keeps the rest positive definite.
         tau_s, tau_t, tau_c = self._corners(tau)
         a_s = self.source.factor(tau_s)
-        coupling = self.source.apply_inverse(a_s, tau_c)
-        return self._close(a_s, self.target.factor(tau_t - coupling @ coupling.mT), coupling)
+        slope = torch.cholesky_solve(tau_c.mT, torch.linalg.cholesky(tau_s)).mT
+        coupling = self.source.apply(a_s, slope, transpose=True)
+        return self._close(a_s, self.target.factor(tau_t - slope @ tau_c.mT), coupling)
 
 
 class Arrow(BlockTriangular):
@@ -160,7 +162,8 @@ class Arrow(BlockTriangular):
     """
 
     def __init__(self, k: int, rank: int = 1) -> None:
-        if positive_size("rank", rank) >= positive_size("k", k):
+        k, rank = positive_size("k", k), positive_size("rank", rank)
+        if rank >= k:
             raise ValueError(f"rank must be below k = {k}, got {rank}; the full manifold is Dense({k})")
         self.rank = rank
         super().__init__((Dense(rank), Diagonal(k - rank)))
@@ -176,7 +179,7 @@ class Heisenberg(BlockTriangular):
     """
 
     def __init__(self, k: int, head: int, tail: int) -> None:
-        positive_size("k", k), positive_size("head", head), positive_size("tail", tail)
+        k, head, tail = positive_size("k", k), positive_size("head", head), positive_size("tail", tail)
         if head + tail >= k:
             raise ValueError(f"head + tail must be below k = {k}, got {head} + {tail}; the full manifold is Dense({k})")
         self.head, self.tail = head, tail

@@ -11,7 +11,10 @@ from .base import Element, Group, positive_size, widen
 def solve_rows(matrix: Tensor, rows: Tensor, transpose: bool) -> Tensor:
     """``M^-1 x`` (or ``M^-T x``) for each row, by LU in at least float32."""
     wide = widen(matrix.mT if transpose else matrix)
-    return torch.linalg.solve(wide, widen(rows).mT).mT.to(rows.dtype)
+    # Expanded, because torch.linalg.solve takes a right-hand side with fewer dimensions for a batch of vectors.
+    batch = torch.broadcast_shapes(matrix.shape[:-2], rows.shape[:-2])
+    columns = widen(rows).mT.expand(*batch, rows.shape[-1], rows.shape[-2])
+    return torch.linalg.solve(wide, columns).mT.to(rows.dtype)
 
 
 class Dense(Group):
@@ -24,7 +27,7 @@ class Dense(Group):
     trivial_transport = True
 
     def __init__(self, k: int) -> None:
-        self.k = positive_size("k", k)
+        self.k = k = positive_size("k", k)
         self.shapes = ((k, k),)
         self.dim = k * (k + 1) // 2
 

@@ -14,7 +14,7 @@ class Diagonal(Group):
     trivial_transport = True
 
     def __init__(self, k: int) -> None:
-        self.k = positive_size("k", k)
+        self.k = k = positive_size("k", k)
         self.shapes = ((k,),)
         self.dim = k
 

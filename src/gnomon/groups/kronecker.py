@@ -118,6 +118,16 @@ class Kronecker(Group):
         left, right = self._open(a)
         return self.left.squared_norm(left) * self.right.squared_norm(right)
 
+    def length(self, eta: Element) -> Tensor:
+        """The sum of both factors' lengths, which no step exceeds: a common scale moves twice."""
+        left, right = self._open(eta)
+        return self.left.length(left) + self.right.length(right)
+
+    def norm_bound(self, n: Element) -> Tensor:
+        """Of ``N_K (x) I + I (x) N_C``."""
+        left, right = self._open(n)
+        return self.left.norm_bound(left) + self.right.norm_bound(right)
+
     def bracket(self, n: Element, m: Element) -> Element:
         return self._each(lambda g, n, m: g.bracket(n, m), n, m)
 

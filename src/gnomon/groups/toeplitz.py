@@ -13,6 +13,8 @@ from .base import Element, Group, positive_size, widen
 def _fft_product(x: Tensor, y: Tensor, correlate: bool = False) -> Tensor:
     """Leading k terms of ``x * y``, or of ``sum_i y_i x_{i+j}`` with ``correlate``, by FFT."""
     k = x.shape[-1]
+    if x.numel() == 0 or y.numel() == 0:  # an empty batch, which FFTs refuse
+        return x * y
     length = 1 << (2 * k - 2).bit_length()  # the power of two that holds a convolution without wrapping
     x_hat, y_hat = torch.fft.rfft(widen(x), length), torch.fft.rfft(widen(y), length)
     product = torch.fft.irfft(x_hat * (y_hat.conj() if correlate else y_hat), length)
@@ -30,12 +32,14 @@ def _reciprocal(a: Tensor) -> Tensor:
     return b
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
+@torch.inference_mode(False)  # kept, and so fit for every later use
 def _diagonal_lengths(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     return torch.arange(k, 0, -1, dtype=dtype, device=device)
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
+@torch.inference_mode(False)  # kept, and so fit for every later use
 def _toeplitz_scales(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """D_0 = 1 / (2 sqrt k), D_j = 1 / sqrt(2 (k - j))."""
     scales = (2 * _diagonal_lengths(k, torch.float64, device)).rsqrt()
@@ -52,7 +56,7 @@ class Toeplitz(Group):
     trivial_transport = True
 
     def __init__(self, k: int, upper: bool = False) -> None:
-        self.k = positive_size("k", k)
+        self.k = k = positive_size("k", k)
         self.upper = upper
         self.shapes = ((k,),)
         self.dim = k
@@ -66,11 +70,12 @@ class Toeplitz(Group):
     def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return _fft_product(rows, a[0].unsqueeze(-2), correlate=transpose != self.upper)
 
+    # Inverses of power series lose digits: in float64, rounded once.
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
-        return self.apply((_reciprocal(a[0]),), rows, transpose)
+        return self.apply((_reciprocal(a[0].double()),), rows.double(), transpose).to(rows.dtype)
 
     def ldiv(self, a: Element, b: Element) -> Element:
-        return (_fft_product(_reciprocal(a[0]), b[0]),)
+        return (_fft_product(_reciprocal(a[0].double()), b[0].double()).to(b[0].dtype),)
 
     def logabsdet(self, a: Element) -> Tensor:
         return self.k * a[0][..., 0].abs().log()

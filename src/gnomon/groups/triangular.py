@@ -13,14 +13,16 @@ from .base import Element, Group, positive_size, widen
 _LEAF = 64  # below this size a plain product is faster than splitting
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
+@torch.inference_mode(False)  # kept, and so fit for every later use
 def _packed_index(k: int, upper: bool, device: torch.device) -> Tensor:
     """Positions of the packed entries in the row-major k x k matrix."""
     rows, columns = (torch.triu_indices if upper else torch.tril_indices)(k, k, device=device)
     return rows * k + columns
 
 
-@functools.lru_cache(maxsize=64)
+@functools.lru_cache(maxsize=16)
+@torch.inference_mode(False)  # kept, and so fit for every later use
 def _packed_scales(k: int, upper: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
     """D: 1/2 on the diagonal, 1/sqrt(2) off it."""
     index = _packed_index(k, upper, device)
@@ -50,7 +52,7 @@ class Triangular(Group):
     """
 
     def __init__(self, k: int, upper: bool = False) -> None:
-        self.k = positive_size("k", k)
+        self.k = k = positive_size("k", k)
         self.upper = upper
         self.dim = k * (k + 1) // 2
         self.shapes = ((self.dim,),)

@@ -12,7 +12,8 @@ from torch.distributions import MultivariateNormal
 
 from ..frames import Chart
 from ..groups import Affine, Element, Group
-from .init import Init, as_group, initial_element
+from ..groups.base import widen
+from .init import Init, as_batch_shape, as_group, as_values, initial_element
 from .point import Point
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -47,15 +48,16 @@ class Gaussian(Point):
         project: bool = False,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        batch_shape: Sequence[int] = (),
+        batch_shape: Sequence[int] | int = (),
     ) -> None:
         if form not in ("covariance", "precision"):
             raise ValueError(f"form must be 'covariance' or 'precision', got {form!r}")
         linear = as_group("structure", structure)
         if not linear.is_algebra:
             raise ValueError(f"structure cannot be {linear}: the affine group of a Gaussian needs a matrix algebra")
-        if dtype is None and isinstance(loc, Tensor):
-            dtype = loc.dtype
+        if dtype is None and init is None and loc is not None:
+            dtype = as_values("loc", loc).dtype
+        batch_shape = as_batch_shape(batch_shape)
         upper = form == "covariance"
         chart = Chart(Affine(linear, upper), "outer" if upper else "inverse", order)
         factor = initial_element(
@@ -92,25 +94,18 @@ class Gaussian(Point):
 
     def factor_matrix(self) -> Tensor:
         """``L`` (covariance form) or ``P`` (precision form), dense, as a copy."""
-        return self._dense_factor().clone()
-
-    def _dense_factor(self) -> Tensor:
         linear, factor, _ = self._parts()
-        return linear.to_dense(factor)
+        return linear.to_dense(factor).clone()
 
     def covariance(self) -> Tensor:
         """``Sigma``, dense."""
-        factor = self._dense_factor()
-        if self.form == "precision":
-            factor = _dense_inverse(factor).mT
-        return factor @ factor.mT
+        linear, factor, _ = self._parts()
+        return Chart(linear, self.chart.form).matrix(factor)
 
     def precision(self) -> Tensor:
         """``Sigma^-1``, dense."""
-        factor = self._dense_factor()
-        if self.form == "covariance":
-            factor = _dense_inverse(factor).mT
-        return factor @ factor.mT
+        linear, factor, _ = self._parts()
+        return Chart(linear, "inverse" if self.form == "covariance" else "outer").matrix(factor)
 
     def logdet(self) -> Tensor:
         """``log det Sigma``, of the batch shape."""
@@ -169,26 +164,20 @@ class Gaussian(Point):
         return 0.5 * (linear.squared_norm(ratio) + distance - self.d + other.logdet() - self.logdet())
 
     def to_distribution(self) -> MultivariateNormal:
-        """The same Gaussian as a :class:`torch.distributions.MultivariateNormal`; dense."""
+        """The same as a :class:`torch.distributions.MultivariateNormal`; dense, in at least float32."""
+        loc = widen(self.loc)
         if self.form == "covariance":
-            return MultivariateNormal(self.loc, covariance_matrix=self.covariance())
-        return MultivariateNormal(self.loc, precision_matrix=self.precision())
+            return MultivariateNormal(loc, covariance_matrix=widen(self.covariance()))
+        return MultivariateNormal(loc, precision_matrix=widen(self.precision()))
 
     def forward(self, x: Tensor) -> Tensor:
         return self.log_prob(x)
 
 
-def _dense_inverse(matrix: Tensor) -> Tensor:
-    wide = matrix.float() if matrix.dtype.itemsize < 4 else matrix
-    return torch.linalg.inv(wide).to(matrix.dtype)
-
-
 def _initial_mean(loc: Tensor | None, shape: tuple[int, ...], like: Tensor) -> Tensor:
     if loc is None:
         return like.new_zeros(shape)
-    mean = torch.as_tensor(loc).detach().to(like)
-    if not bool(mean.isfinite().all()):
-        raise ValueError("loc holds values that are not finite")
+    mean = as_values("loc", loc).to(like)
     try:
         return mean.expand(shape)
     except RuntimeError:

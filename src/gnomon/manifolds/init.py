@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import torch
@@ -12,16 +13,46 @@ from ..groups import Dense, Element, Group
 
 Init = float | Tensor | None
 
-_TOLERANCE = 1e-6  # relative; float32 data on a submanifold pass, others do not
+_TOLERANCE = 1e-6  # relative to the diagonal; float32 data on a submanifold pass, others do not
 
 
 def as_group(name: str, structure: Group | int) -> Group:
     """A size means the full manifold."""
     if isinstance(structure, Group):
         return structure
-    if isinstance(structure, int) and not isinstance(structure, bool):
-        return Dense(structure)
-    raise TypeError(f"{name} must be a size or a group such as gnomon.groups.Arrow(100), got {structure!r}")
+    try:
+        return Dense(operator.index(structure))
+    except TypeError:
+        raise TypeError(
+            f"{name} must be a size or a group such as gnomon.groups.Arrow(100), got {structure!r}"
+        ) from None
+
+
+def as_batch_shape(batch_shape: Sequence[int] | int) -> torch.Size:
+    """One size or several."""
+    try:
+        batch = torch.Size([batch_shape] if isinstance(batch_shape, int) else batch_shape)
+    except TypeError:
+        raise TypeError(f"batch_shape must be a sequence of sizes, got {batch_shape!r}") from None
+    if any(size < 0 for size in batch):
+        raise ValueError(f"batch_shape must hold no negative size, got {tuple(batch)}")
+    return batch
+
+
+def as_values(name: str, value: object) -> Tensor:
+    """Numbers of any kind as a tensor, integers in the default precision; never on the meta device."""
+    try:
+        values = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{name} must be a number or a tensor, got {value!r}") from None
+    if values.is_complex():
+        raise TypeError(f"{name} must be real, got {values.dtype}")
+    if isinstance(value, float) or not values.is_floating_point():
+        values = values.to(torch.get_default_dtype())
+    finite = values.isfinite()
+    if not bool(finite.all()):
+        raise ValueError(f"{name} holds {values[~finite].flatten()[0].item()}; give finite values")
+    return values
 
 
 def initial_element(
@@ -29,31 +60,32 @@ def initial_element(
     form: Form,
     init: Init,
     *,
-    batch_shape: Sequence[int] = (),
+    batch_shape: Sequence[int],
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     project: bool = False,
 ) -> Element:
     """The factor of ``tau = init`` in the given form; computed in float64, stored in ``dtype``."""
-    dtype = dtype or (init.dtype if isinstance(init, Tensor) else torch.get_default_dtype())
+    values = as_values("init", 1.0 if init is None else init)
+    dtype = dtype or values.dtype
     if not dtype.is_floating_point:
         raise TypeError(f"dtype must be a real floating-point type, got {dtype}")
-    batch = torch.Size(batch_shape)
-    tau = torch.as_tensor(1.0 if init is None else init).detach().to("cpu", torch.float64)
-    if not bool(tau.isfinite().all()):
-        raise ValueError("init holds values that are not finite; give a finite positive-definite matrix")
-    k = group.k
-    if tau.ndim == 0:
-        element = _from_diagonal(group, form, tau.expand(*batch, k), project)
-    elif tau.shape in ((k, k), (*batch, k, k)):
-        element = _from_matrix(group, form, tau.expand(*batch, k, k), project)
-    elif tau.shape in ((k,), (*batch, k)):
-        element = _from_diagonal(group, form, tau.expand(*batch, k), project)
-    else:
-        raise ValueError(
-            f"init has shape {tuple(tau.shape)}; for {group} with batch_shape {tuple(batch)} it must be a "
-            f"scalar, a diagonal {(*batch, k)} or a matrix {(*batch, k, k)}"
-        )
+    if device is None:
+        device = values.device if isinstance(init, Tensor) else torch.get_default_device()
+    tau = values.to("cpu", torch.float64)
+    k, batch = group.k, tuple(batch_shape)
+    with torch.device("cpu"):
+        if tau.ndim == 0:
+            element = _from_diagonal(group, form, tau.expand(*batch, k), project)
+        elif tau.shape in ((k, k), (*batch, k, k)):
+            element = _from_matrix(group, form, tau.expand(*batch, k, k), project)
+        elif tau.shape in ((k,), (*batch, k)):
+            element = _from_diagonal(group, form, tau.expand(*batch, k), project)
+        else:
+            raise ValueError(
+                f"init has shape {tuple(tau.shape)}; for {group} with batch_shape {batch} it must be a scalar, a "
+                f"diagonal {(*batch, k)} or a matrix {(*batch, k, k)}"
+            )
     return tuple(block.to(device=device, dtype=dtype) for block in element)
 
 
@@ -66,15 +98,17 @@ def _from_diagonal(group: Group, form: Form, diagonal: Tensor, project: bool) ->
     root = diagonal.rsqrt() if form == "inverse" else diagonal.sqrt()
     element = group.from_diagonal(root)
     if not project:
-        _require_close(group, group.matvec(element, torch.ones_like(root)), root)
+        _require_close(group, group.matvec(element, torch.ones_like(root)) / root, torch.ones_like(root))
     return element
 
 
 def _from_matrix(group: Group, form: Form, tau: Tensor, project: bool) -> Element:
-    asymmetry = float((tau - tau.mT).abs().max() / tau.abs().max().clamp(min=1e-300))
+    scale = tau.diagonal(dim1=-2, dim2=-1).abs().clamp(min=1e-300).rsqrt()
+    correlation = scale.unsqueeze(-1) * tau * scale.unsqueeze(-2)  # so that no entry is hidden by a larger one
+    asymmetry = _largest(correlation - correlation.mT)
     if asymmetry > _TOLERANCE:
         raise ValueError(
-            f"init is not symmetric (relative difference from its transpose {asymmetry:.1e}); "
+            f"init is not symmetric (difference from its transpose {asymmetry:.1e} of the diagonal); "
             "pass (init + init.mT) / 2 if that is what you mean"
         )
     cholesky, info = torch.linalg.cholesky_ex(tau)
@@ -83,6 +117,11 @@ def _from_matrix(group: Group, form: Form, tau: Tensor, project: bool) -> Elemen
         raise ValueError(
             f"init is not positive definite (smallest eigenvalue {smallest:.3g}); add a multiple of the identity"
         )
+    if isinstance(group, Dense):  # no structure to fit: directly from the Cholesky factor
+        if form == "inverse":
+            identity = torch.eye(group.k, dtype=tau.dtype)
+            return (torch.linalg.solve_triangular(cholesky.mT, identity.expand_as(tau), upper=True),)
+        return (cholesky if form == "outer" else cholesky.mT,)
     if form == "outer":
         element = group.factor(tau)
     else:  # tau^-1 = B B^T; and tau = C^T C with C = B^-1
@@ -90,24 +129,19 @@ def _from_matrix(group: Group, form: Form, tau: Tensor, project: bool) -> Elemen
         if form == "inner":
             element = group.ldiv(element, group.identity_like(element))
     if not project:
-        _require_close(group, _point(Chart(group, form), element), tau)
+        actual = Chart(group, form).matrix(element)
+        _require_close(group, scale.unsqueeze(-1) * actual * scale.unsqueeze(-2), correlation)
     return element
 
 
-def _point(chart: Chart, element: Element) -> Tensor:
-    """tau, dense."""
-    factor = chart.group.to_dense(element)
-    if chart.form == "outer":
-        return factor @ factor.mT
-    if chart.form == "inner":
-        return factor.mT @ factor
-    return torch.linalg.inv(factor @ factor.mT)
+def _largest(x: Tensor) -> float:
+    return float(x.abs().max()) if x.numel() else 0.0
 
 
 def _require_close(group: Group, actual: Tensor, wanted: Tensor) -> None:
-    error = float(torch.linalg.vector_norm(actual - wanted) / torch.linalg.vector_norm(wanted))
+    error = _largest(actual - wanted)
     if not error <= _TOLERANCE:
         raise ValueError(
-            f"init is not on the submanifold of {group} (relative distance {error:.1e}); pass project=True to "
-            "start from the point that agrees with it on the structure's own entries"
+            f"init is not on the submanifold of {group} (off by {error:.1e} of the diagonal); pass project=True to "
+            "start from a point of the submanifold near it"
         )

@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C import _are_functorch_transforms_active
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..frames import Chart
 from ..groups import Element, Group
+from ..groups.base import align
 
 _owners: Any = WeakIdKeyDictionary()
 """Coordinates -> weak reference to their point: how an optimizer finds the points behind its parameters."""
@@ -22,7 +24,18 @@ _owners: Any = WeakIdKeyDictionary()
 def all_finite(*tensors: Tensor) -> bool:
     """Whether every entry is, at the price of one synchronisation: a sum shows any NaN or infinity."""
     sums = [t.sum(dtype=torch.float32) if t.dtype is torch.float16 else t.sum() for t in tensors]
-    return not sums or math.isfinite(sums[0].item() if len(sums) == 1 else sum(sums[1:], sums[0]).item())
+    if len(sums) > 1:
+        sums = [sum((s.to(sums[0].device) for s in sums[1:]), sums[0])]
+    return not sums or math.isfinite(sums[0].item())
+
+
+_NOTHING: AbstractContextManager[Any] = nullcontext()
+
+
+def full_precision(like: Tensor) -> AbstractContextManager[Any]:
+    """Without autocast: a frame is not an activation."""
+    kind = like.device.type
+    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
 
 
 def point_of(parameter: Tensor) -> Point | None:
@@ -49,32 +62,35 @@ class AtOrigin(torch.autograd.Function):
     ) -> Element:
         ctx.save_for_backward(eta, frame)
         ctx.pullback, ctx.general = pullback, general
-        # Detached: a graph that outlives the frame then fails with torch's own message about in-place changes.
-        return tuple(block.detach() for block in value(frame))
+        with full_precision(frame):
+            # Detached: a graph that outlives the frame then fails with torch's own message about in-place changes.
+            return tuple(block.detach() for block in value(frame))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None, None]:
         eta, frame = ctx.saved_tensors
-        if torch.is_grad_enabled():
-            (grad,) = torch.autograd.grad(ctx.general(frame, eta), eta, grads, create_graph=True)
-        else:
-            grad = ctx.pullback(frame, grads)
+        with full_precision(frame):
+            if torch.is_grad_enabled():
+                (grad,) = torch.autograd.grad(ctx.general(frame, eta), eta, grads, create_graph=True)
+            else:
+                grad = ctx.pullback(frame, grads)
         return grad, None, None, None, None
 
 
 class _Origin:
     """Knows, without reading the values, whether a tensor is the one last seen to be zero, and unchanged."""
 
-    __slots__ = ("identity", "version")
+    __slots__ = ("identity", "memory", "version")
 
     def __init__(self) -> None:
-        self.identity = self.version = -1
+        self.identity = self.memory = self.version = -1
 
     def mark(self, eta: Tensor) -> None:
-        self.identity, self.version = id(eta), eta._version
+        if not eta.is_inference():  # such tensors have no version
+            self.identity, self.memory, self.version = id(eta), eta.data_ptr(), eta._version
 
     def is_marked(self, eta: Tensor) -> bool:
-        return self.version == eta._version and self.identity == id(eta)
+        return self.identity == id(eta) and self.version == eta._version and self.memory == eta.data_ptr()
 
 
 class Point(nn.Module):
@@ -112,7 +128,8 @@ class Point(nn.Module):
         return AtOrigin.apply(self.eta, self.frame, self.group.unpack, self._pull_back, self._moved)
 
     def _moved(self, frame: Tensor, eta: Tensor) -> Element:
-        return self.chart.retract(self.group.unpack(frame), self.group.unpack(eta))
+        with full_precision(frame):
+            return self.chart.retract(self.group.unpack(frame), self.group.unpack(eta))
 
     def _pull_back(self, frame: Tensor, grads: Element) -> Tensor:
         return self.group.pack(self.chart.pullback(self.group.unpack(frame), grads))
@@ -133,15 +150,16 @@ class Point(nn.Module):
 
     def _pull_back_logdet(self, frame: Tensor, grads: Element) -> Tensor:
         if self._logdet_gradient is None:
-            gradient = self.chart.logdet_gradient(self.group.unpack(frame))
-            self._logdet_gradient = self.group.pack(gradient)[(0,) * len(self.batch_shape)]
+            anywhere = self.group.identity(dtype=frame.dtype, device=frame.device)
+            self._logdet_gradient = self.group.pack(self.chart.logdet_gradient(anywhere))
         return grads[0].view(grads[0].shape + (1,) * self._logdet_gradient.ndim) * self._logdet_gradient
 
     # ------------------------------------------------------------------ the moving frame
-    def fold(self) -> bool:
+    def fold(self) -> Tensor | None:
         """``A <- A(eta)``, ``eta <- 0``. :func:`gnomon.moving_frame` calls it after each step.
 
-        A step that overflows is given up: the frame stays, and False is returned.
+        A batch element whose move would overflow stays where it is. Where there are any, the answer tells which ones
+        moved; otherwise it is None.
         """
         # The inner loop of every small problem: attribute look-ups of a module cost as much as a product here.
         frame, coordinates, group = self._buffers["frame"], self._parameters["eta"], self.group
@@ -149,12 +167,14 @@ class Point(nn.Module):
         assert coordinates is not None
         eta = coordinates.detach()  # shares the version counter, records no graph
         moved = group.pack(self.chart.retract(group.unpack(frame), group.unpack(eta)))
-        finite = all_finite(moved)
-        if finite:
-            frame.copy_(moved)
+        movable = None
+        if not all_finite(moved):
+            movable = moved.isfinite().flatten(len(self.batch_shape)).all(-1)
+            moved = moved.where(align(movable, moved), frame)
+        frame.copy_(moved)
         eta.zero_()
         self._origin.mark(coordinates)
-        return finite
+        return movable
 
     def return_to_origin(self) -> None:
         """``eta <- 0`` without moving the frame: the step is given up."""
@@ -170,16 +190,20 @@ class Point(nn.Module):
         finally:
             self._exploring = False
 
-    def _at_origin(self) -> bool:
-        if torch.compiler.is_compiling():
-            return False
-        if self._exploring:
-            return not bool(self.eta.any())
+    def is_folded(self) -> bool:
+        """Whether nothing has moved the coordinates since the last fold, as far as can be told without reading them."""
         return self._origin.is_marked(self.eta)
+
+    def _at_origin(self) -> bool:
+        """Whether the short cuts at ``eta = 0`` may be taken."""
+        if torch.compiler.is_compiling() or _are_functorch_transforms_active() or self.frame.requires_grad:
+            return False
+        return not bool(self.eta.any()) if self._exploring else self.is_folded()
 
     def _bind(self) -> None:
         """Register the coordinates, wherever they have become a new tensor, and see whether they are zero."""
-        _owners[self.eta] = weakref.ref(self)
+        if point_of(self.eta) is None:  # a shallow copy shares the coordinates, and must not take them over
+            _owners[self.eta] = weakref.ref(self)
         self._origin = _Origin()
         self._logdet_gradient = None
         if not self.eta.is_meta and not bool(self.eta.any()):
@@ -194,9 +218,24 @@ class Point(nn.Module):
         self._bind()
         return self
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if hasattr(destination, "_metadata"):
+            destination._metadata[prefix[:-1]]["gnomon"] = self._identity()
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, local_metadata: Any, strict: bool, *lists: list[str]
+    ) -> None:
+        saved = local_metadata.get("gnomon", self._identity())
+        if saved != self._identity():
+            lists[-1].append(f"{prefix}frame was saved for {saved}, but this point is {self._identity()}")
+            return
+        super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         self._bind()
+
+    def _identity(self) -> str:
+        """What the numbers of a frame mean."""
+        return f"{self.group!r} in {self.chart.form} form"
 
     # ------------------------------------------------------------------ description
     @property

@@ -10,8 +10,9 @@ from torch import Tensor
 from .. import riemannian
 from ..frames import Chart, Form
 from ..groups import Dense, Element, Group
-from .init import Init, as_group, initial_element
-from .point import AtOrigin, Point
+from ..groups.base import widen
+from .init import Init, as_batch_shape, as_group, initial_element
+from .point import AtOrigin, Point, full_precision
 
 # With tau = R R^T, the group operation that gives R x, R^T x, R^-1 x and R^-T x in each form.
 _ROOT: dict[Form, str] = {"outer": "matvec", "inner": "rmatvec", "inverse": "rsolve"}
@@ -28,8 +29,8 @@ class SPD(Point):
         order: truncation of the exponential: 2 (never singular), None (exact) or 1 (only with a bounded step).
         factor: ``"outer"``: ``tau = A A^T``; ``"inner"``: ``tau = A^T A``; ``"inverse"``: ``tau^-1 = A A^T``.
         init: a positive scalar, a diagonal or an SPD matrix; the identity unless given.
-        project: accept an ``init`` off the submanifold, and start from the point that agrees with it on the
-            structure's own entries.
+        project: accept an ``init`` off the submanifold, and start from a point of it nearby (for block structures
+            in the outer form the nearest in Kullback-Leibler divergence; other forms fit the inverse of ``init``).
         batch_shape: leading dimensions of independent matrices.
 
     Vectors are the last dimension of ``x``: shape ``(*sample, *batch_shape, k)``. A learning rate ``beta`` is
@@ -48,14 +49,14 @@ class SPD(Point):
         project: bool = False,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        batch_shape: Sequence[int] = (),
+        batch_shape: Sequence[int] | int = (),
     ) -> None:
         chart = Chart(as_group("structure", structure), factor, order)
         element = initial_element(
             chart.group,
             factor,
             init,
-            batch_shape=batch_shape,
+            batch_shape=as_batch_shape(batch_shape),
             dtype=dtype,
             device=device,
             project=project,
@@ -76,47 +77,45 @@ class SPD(Point):
 
     def matrix(self) -> Tensor:
         """``tau``, dense. On a large structured point use :meth:`matvec` and its kin instead."""
-        if self.chart.form == "inverse":
-            return self._inverse_form_matrix()
-        if isinstance(self.group, Dense) and self._at_origin():
+        if isinstance(self.group, Dense) and self.chart.form != "inverse" and self._at_origin():
             value, pullback, general = self._product, self._pull_back_product, self._moved_product
             return AtOrigin.apply(self.eta, self.frame, value, pullback, general)[0]
-        return self._product(self.group.to_dense(self.element()))[0]
+        with full_precision(self.frame):
+            return self.chart.matrix(self.element())
 
     # The full manifold at the origin: one product forward and two backward, down to the coordinates.
-    def _product(self, factor: Tensor) -> Element:
-        return (factor @ factor.mT if self.chart.form == "outer" else factor.mT @ factor,)
+    def _product(self, frame: Tensor) -> Element:
+        return (self.chart.matrix((frame,)),)
 
     def _pull_back_product(self, frame: Tensor, grads: Element) -> Tensor:
         doubled = grads[0] + grads[0].mT
         return self._pull_back(frame, (doubled @ frame if self.chart.form == "outer" else frame @ doubled,))
 
     def _moved_product(self, frame: Tensor, eta: Tensor) -> Element:
-        return self._product(*self._moved(frame, eta))
+        return (self.chart.matrix(self._moved(frame, eta)),)
 
-    def _inverse_form_matrix(self) -> Tensor:
-        identity = torch.eye(self.k, dtype=self.dtype, device=self.device)
-        batch = (1,) * len(self.batch_shape)
-        return self.matvec(identity.reshape(self.k, *batch, self.k)).movedim(0, -2)
-
-    def _act(self, table: dict[Form, str], x: Tensor) -> Tensor:
-        return getattr(self.group, table[self.chart.form])(self.element(), x)
+    def _act(self, x: Tensor, *tables: dict[Form, str]) -> Tensor:
+        """The operations that the tables name for this form, one after the other."""
+        element = self.element()
+        for table in tables:
+            x = getattr(self.group, table[self.chart.form])(element, x)
+        return x
 
     def matvec(self, x: Tensor) -> Tensor:
         """``tau x``."""
-        return self._act(_ROOT, self._act(_ROOT_T, x))
+        return self._act(x, _ROOT_T, _ROOT)
 
     def solve(self, x: Tensor) -> Tensor:
         """``tau^-1 x``; with ``factor="inverse"`` it is two products."""
-        return self._act(_INVERSE_ROOT_T, self._act(_INVERSE_ROOT, x))
+        return self._act(x, _INVERSE_ROOT, _INVERSE_ROOT_T)
 
     def quad(self, x: Tensor) -> Tensor:
         """``x^T tau x``."""
-        return self._act(_ROOT_T, x).square().sum(-1)
+        return self._act(x, _ROOT_T).square().sum(-1)
 
     def inv_quad(self, x: Tensor) -> Tensor:
         """``x^T tau^-1 x``."""
-        return self._act(_INVERSE_ROOT, x).square().sum(-1)
+        return self._act(x, _INVERSE_ROOT).square().sum(-1)
 
     def logdet(self) -> Tensor:
         """``log det tau``, of the batch shape."""
@@ -126,7 +125,7 @@ class SPD(Point):
         """Draws from N(0, tau) of shape ``(*n, *batch_shape, k)``, differentiable in tau."""
         shape = (n,) if isinstance(n, int) else tuple(n)
         noise = torch.randn(*shape, *self.batch_shape, self.k, dtype=self.dtype, device=self.device)
-        return self._act(_ROOT, noise)
+        return self._act(noise, _ROOT)
 
     @torch.no_grad()
     def sample(self, n: int | Sequence[int] = ()) -> Tensor:
@@ -135,4 +134,5 @@ class SPD(Point):
 
     def distance(self, other: SPD | Tensor) -> Tensor:
         """The affine-invariant distance on the full manifold to another SPD matrix; dense by nature."""
-        return riemannian.distance(self.matrix(), other.matrix() if isinstance(other, SPD) else other)
+        other_matrix = other.matrix() if isinstance(other, SPD) else other
+        return riemannian.distance(widen(self.matrix()), widen(other_matrix)).to(self.dtype)

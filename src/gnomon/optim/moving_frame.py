@@ -14,14 +14,19 @@ from torch.optim import Optimizer
 
 from ..frames import Chart
 from ..groups import Group
-from ..manifolds import Point, all_finite, point_of
-from .state import carried_vectors, scales_elementwise, shortened_vectors
+from ..groups.base import align
+from ..manifolds import Point, all_finite, full_precision, point_of
+from .state import carried_vectors, forget_line_search, scales_elementwise, shortened_vectors
 
 Transport = Literal["auto", "corrected", "none"]
 TRANSPORTS: tuple[Transport, ...] = ("auto", "corrected", "none")
 
 DEFAULT_RADIUS = 1.0
-"""The bound on a step that the bracket correction comes with, unless ``max_step`` is given."""
+"""What the bracket correction comes with, unless ``max_step`` is given: a bound on ``||2 D.eta||_2``.
+
+The spectral norm says by which power of e a step may change tau in any direction. Unlike the geodesic length it does
+not grow with the number of coordinates.
+"""
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
 
@@ -42,14 +47,15 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
             scales each coordinate by its own history: Adam's second moments do not turn with the frame, and its
             first moments then had better not turn without them. ``"corrected"``: the correction for Gaussians
             and for Adam too. ``"none"``: always unchanged.
-        max_step: a trust radius. No batch element moves further than this geodesic distance in a step; a
-            step that is cut back takes its momentum with it. None means no bound, except that the bracket
-            correction, which holds for short steps, comes with a radius of 1. (Lengths grow with the square root
-            of the dimension: raise it where thousands of coordinates have far to go.)
+        max_step: a trust radius. No batch element moves further than this geodesic distance in a step; a step that is
+            cut back takes its momentum with it, and L-BFGS then starts its memory anew. None means no bound, except
+            that the bracket correction, which holds for short steps, comes with one of its own: no direction of tau
+            changes by more than a factor e. (L-BFGS keeps the step of its line search, and drops its memory
+            instead.)
 
-    A step whose gradient is not finite is skipped as a whole, counted in ``optimizer.skipped_steps`` and
-    warned about once; so is the move of a point that would overflow. Weight decay acts on coordinates that
-    are zero, and so does nothing.
+    A step whose gradient is not finite is skipped as a whole; a point (or batch element) that would overflow stays
+    where it is and loses its momentum. Both are counted in ``optimizer.skipped_steps`` and warned about once. Weight
+    decay acts on coordinates that are zero, and so does nothing.
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
@@ -62,6 +68,14 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
             f"optimizer ({type(optimizer).__name__}) holds no coordinates of a living gnomon.SPD or gnomon.Gaussian: "
             "build it from point.parameters() of a point that you keep, or use it without moving_frame"
         )
+    patched = vars(optimizer).get("step")
+    if patched is not None:
+        if not hasattr(patched, "_wrapped_by_lr_sched"):
+            raise ValueError(
+                f"optimizer.step of this {type(optimizer).__name__} has been replaced by {patched!r}; call "
+                "moving_frame before whatever replaces it"
+            )
+        del optimizer.step  # a scheduler's note that the step was called; the framed step takes it itself
     if not isinstance(optimizer, _MovingFrame):
         optimizer.__class__ = _framed_class(type(optimizer))  # type: ignore[assignment]
     optimizer._install(transport, max_step)  # type: ignore[attr-defined]
@@ -103,6 +117,12 @@ class _Follower(NamedTuple):
     by_bracket: bool
 
 
+_KEPT = ("_transport", "_max_step", "skipped_steps", "_params", "_numel_cache")
+"""Attributes that copies keep beside what every optimizer keeps; the last two are those of torch's L-BFGS."""
+
+_SKIPPED = "a gradient or step of a manifold parameter is not finite: the step was skipped, and nothing changed"
+
+
 class _GradientError(Exception):
     """Leaves an optimizer's step from within its first closure."""
 
@@ -115,30 +135,34 @@ class _MovingFrame(Optimizer):
     """Mixed in before the optimizer's own class, so that its ``step`` is wrapped and all else is its own."""
 
     _unframed: type[Optimizer]
-    skipped_steps: int
+    skipped_steps: int = 0
 
-    def _install(self, transport: Transport, max_step: float | None, skipped_steps: int = 0) -> None:
+    def _install(self, transport: Transport, max_step: float | None) -> None:
         self._transport, self._max_step = transport, max_step
         self._corrected = transport == "corrected"
-        self.skipped_steps = skipped_steps
         self._followers: list[_Follower] | None = None  # looked up at the first step
 
     # ------------------------------------------------------------------ the step
     def step(self, *args: Any, **kwargs: Any) -> Any:
+        self._opt_called = True  # what a scheduler wants to know
         closure = args[0] if args else kwargs.get("closure")
-        if closure is not None:
-            return self._step_with_closure(closure, *args[1:], **kwargs)
+        if callable(closure):
+            return self._step_with_closure(closure, *args[1:], **{k: v for k, v in kwargs.items() if k != "closure"})
         if not self._gradients_are_finite():
-            self._skip("gradient")
+            self._skip(_SKIPPED, stacklevel=3)
             return None
         result = super().step(*args, **kwargs)
-        self._fold()
+        self._fold(stacklevel=4)
         return result
 
     step.hooked = True  # type: ignore[attr-defined]  # the optimizer's own step runs torch's hooks
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]  # see _opt_called
 
     def _step_with_closure(self, closure: Callable[[], Any], *args: Any, **kwargs: Any) -> Any:
-        kwargs.pop("closure", None)
+        for follower in self._manifold():
+            if not follower.point.is_folded():
+                follower.point.fold()
+        before = self._snapshot()
         evaluations = 0
 
         def checked_closure() -> Any:
@@ -149,27 +173,41 @@ class _MovingFrame(Optimizer):
                 raise _GradientError(loss)
             return loss
 
-        points = [follower.point for follower in self._manifold()]
         with ExitStack() as stack:
-            for point in points:
-                stack.enter_context(point.exploring())
+            for follower in self._manifold():
+                stack.enter_context(follower.point.exploring())
             try:
                 result = super().step(checked_closure, *args, **kwargs)
-            except BaseException as error:
-                for point in points:
-                    point.return_to_origin()
-                if isinstance(error, _GradientError):
-                    self._skip("gradient")
-                    return error.loss
+            except _GradientError as error:  # nothing has moved yet
+                self._skip(_SKIPPED, stacklevel=4)
+                return error.loss
+            except BaseException:
+                self._give_up(before)
                 raise
-        if all_finite(*(follower.parameter for follower in self._manifold())):
-            self._fold()
-        else:  # a line search that ran away: its memory is spoilt as well
-            for point in points:
-                point.return_to_origin()
-            self.state.clear()
-            self._skip("step")
+        moved = all_finite(*(follower.parameter for follower in self._manifold()))
+        if not moved or not self._gradients_are_finite():  # a line search that ran away
+            self._give_up(before)
+            self._skip(_SKIPPED, stacklevel=4)
+            return result
+        self._fold(stacklevel=5)
         return result
+
+    def _snapshot(self) -> list[tuple[Tensor, Tensor]]:
+        """Copies of the ordinary parameters, if the optimizer may evaluate its closure after it has moved them."""
+        if self._unframed.__module__.startswith("torch.optim") and not isinstance(self, torch.optim.LBFGS):
+            return []
+        manifold = {id(follower.parameter) for follower in self._manifold()}
+        ordinary = (p for group in self.param_groups for p in group["params"] if id(p) not in manifold)
+        return [(p, p.detach().clone()) for p in ordinary]
+
+    @torch.no_grad()
+    def _give_up(self, before: list[tuple[Tensor, Tensor]]) -> None:
+        """Everything back to where the step began; a line search's memory is spoilt and starts anew."""
+        for follower in self._manifold():
+            follower.point.return_to_origin()
+        for parameter, value in before:
+            parameter.copy_(value)
+        forget_line_search(self)
 
     def _manifold(self) -> list[_Follower]:
         if self._followers is None:
@@ -188,39 +226,46 @@ class _MovingFrame(Optimizer):
     def _gradients_are_finite(self) -> bool:
         return all_finite(*[f.parameter.grad for f in self._manifold() if f.parameter.grad is not None])
 
-    def _skip(self, what: str) -> None:
+    def _skip(self, what: str, stacklevel: int) -> None:
         if self.skipped_steps == 0:
             warnings.warn(
-                f"a {what} of a manifold parameter is not finite: the step was skipped, and nothing changed; "
-                "look at the loss, the data or the learning rate (further ones are only counted, in "
-                "optimizer.skipped_steps)",
+                f"{what}; look at the loss, the data or the learning rate, or set max_step (further ones are only "
+                "counted, in optimizer.skipped_steps)",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=stacklevel,
             )
         self.skipped_steps += 1
 
     # ------------------------------------------------------------------ the fold
-    def _fold(self) -> None:
+    def _fold(self, stacklevel: int) -> None:
         for parameter, point, carries, by_bracket in self._manifold():
-            if parameter.grad is None:
+            if parameter.grad is None and point.is_folded():
                 continue
             if by_bracket and self._transport == "auto" and scales_elementwise(self, parameter):
                 carries = by_bracket = False
-            radius = DEFAULT_RADIUS if self._max_step is None and by_bracket else self._max_step
-            if radius is not None:
-                self._bound(parameter, point.group, radius)
-            if carries:
-                self._carry(parameter, point.chart)
-            if not point.fold():  # a step cut back to nothing
+            with full_precision(parameter):
+                if self._max_step is not None or by_bracket:
+                    self._bound(parameter, point.group)
+                if carries:
+                    self._carry(parameter, point.chart)
+                moved = point.fold()
+            if moved is not None:
                 for vector in shortened_vectors(self, parameter):
-                    vector.zero_()
-                self._skip("step")
+                    vector.mul_(align(moved, vector))
+                self._skip("a point would have overflowed: it stays where it is and loses its momentum", stacklevel)
 
     @torch.no_grad()
-    def _bound(self, parameter: Tensor, group: Group, radius: float) -> None:
-        dims = tuple(range(-len(group.storage_shape), 0))
-        length = torch.linalg.vector_norm(parameter, dim=dims, keepdim=True, dtype=torch.float64)
-        share = (radius / length).clamp(max=1).to(parameter.dtype)  # a zero step: inf, clamped
+    def _bound(self, parameter: Tensor, group: Group) -> None:
+        eta = group.unpack(parameter)
+        if self._max_step is not None:
+            share = self._max_step / group.length(eta)
+        else:
+            share = DEFAULT_RADIUS / (2 * group.norm_bound(group.scale(eta)))
+        share = align(share.clamp(max=1), parameter).to(parameter.dtype)  # a zero step: inf, clamped
+        if isinstance(self, torch.optim.LBFGS) and bool((share < 1).any()):
+            forget_line_search(self)
+            if self._max_step is None:  # the line search has chosen this step; only its memory cannot follow so far
+                return
         parameter.mul_(share)
         for vector in shortened_vectors(self, parameter):
             vector.mul_(share)
@@ -231,7 +276,8 @@ class _MovingFrame(Optimizer):
         if not vectors:
             return
         group = chart.group
-        stacked = torch.stack(vectors)  # L-BFGS has hundreds: one batch, not a loop
+        # L-BFGS has hundreds: one batch, not a loop.
+        stacked = (torch.stack(vectors) if len(vectors) > 1 else vectors[0].unsqueeze(0)).to(parameter.dtype)
         step = group.unpack(parameter.expand_as(stacked))
         carried = group.pack(chart.carry(step, group.unpack(stacked), self._corrected))
         for vector, new in zip(vectors, carried, strict=True):
@@ -243,14 +289,13 @@ class _MovingFrame(Optimizer):
         self._followers = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "frame": (self._transport, self._max_step, self.skipped_steps)}
+        kept = {key: vars(self)[key] for key in _KEPT if key in vars(self)}
+        return {**super().__getstate__(), **kept}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # load_state_dict comes here too, with the optimizer's state alone
-        settings = state.pop("frame", None)
         super().__setstate__(state)
-        if settings is not None:
-            self._install(*settings)
+        if "_transport" in state:  # a copy; load_state_dict comes here too, with the optimizer's own state alone
+            self._install(self._transport, self._max_step)
 
     def __reduce_ex__(self, protocol: Any) -> Any:
         return _rebuild, (self._unframed,), self.__getstate__()

@@ -54,12 +54,16 @@ def carried_vectors(optimizer: Optimizer, parameter: Tensor) -> Iterator[Tensor]
 
 
 def shortened_vectors(optimizer: Optimizer, parameter: Tensor) -> Iterator[Tensor]:
-    """Those that are the step's own direction and shrink with it when it is cut back.
-
-    L-BFGS also remembers gradients and past pairs, which a shorter step does not change.
-    """
-    keys = ("d",) if isinstance(optimizer, torch.optim.LBFGS) else vector_keys(optimizer)
+    """Those that shrink with a step that is cut back; L-BFGS forgets instead (:func:`forget_line_search`)."""
+    keys = () if isinstance(optimizer, torch.optim.LBFGS) else vector_keys(optimizer)
     return _vectors(optimizer, parameter, keys)
+
+
+def forget_line_search(optimizer: Optimizer) -> None:
+    """Let L-BFGS begin again with steepest descent: its pairs describe a path that was not taken."""
+    if isinstance(optimizer, torch.optim.LBFGS):
+        for state in optimizer.state.values():
+            state["n_iter"] = 0
 
 
 def _vectors(optimizer: Optimizer, parameter: Tensor, keys: tuple[str, ...]) -> Iterator[Tensor]:

@@ -9,6 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Scalar = Callable[[Tensor], Tensor]
+"""A function of each eigenvalue."""
+
 
 def _sym(x: Tensor) -> Tensor:
     return 0.5 * (x + x.mT)
@@ -18,46 +21,40 @@ class _SpectralFunction(torch.autograd.Function):
     """``V f(w) V^T`` of a symmetric matrix, with a backward that survives repeated eigenvalues.
 
     The derivative in a direction X is ``V (F . V^T X V) V^T`` with the divided differences
-    ``F_ij = (f(w_i) - f(w_j)) / (w_i - w_j)``, and ``f'(w_i)`` where they coincide.
+    ``F_ij = (f(w_i) - f(w_j)) / (w_i - w_j)``, and the derivative at the midpoint where they are close: closer
+    than ``scale(w)``, over which f changes, times the cube root of the precision.
     """
 
     @staticmethod
-    def forward(
-        ctx: Any, matrix: Tensor, f: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]
-    ) -> Tensor:
+    def forward(ctx: Any, matrix: Tensor, f: Scalar, derivative: Scalar, scale: Scalar) -> Tensor:
         w, v = torch.linalg.eigh(matrix)
         ctx.save_for_backward(w, v)
-        ctx.f, ctx.derivative = f, derivative
+        ctx.f, ctx.derivative, ctx.scale = f, derivative, scale
         return (v * f(w).unsqueeze(-2)) @ v.mT
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
         w, v = ctx.saved_tensors
         gap = w.unsqueeze(-1) - w.unsqueeze(-2)
         middle = 0.5 * (w.unsqueeze(-1) + w.unsqueeze(-2))
         difference = ctx.f(w).unsqueeze(-1) - ctx.f(w).unsqueeze(-2)
-        # Below this gap the quotient loses more digits than the midpoint derivative does.
-        close = gap.abs() <= torch.finfo(w.dtype).eps ** (1 / 3) * middle.abs().clamp(min=1e-30)
+        close = gap.abs() <= torch.finfo(w.dtype).eps ** (1 / 3) * ctx.scale(middle)
         quotient = difference / torch.where(close, torch.ones_like(gap), gap)
         divided = torch.where(close, ctx.derivative(middle), quotient)
-        return v @ (divided * (v.mT @ _sym(grad) @ v)) @ v.mT, None, None
-
-
-def _spectral(matrix: Tensor, f: Callable[[Tensor], Tensor], derivative: Callable[[Tensor], Tensor]) -> Tensor:
-    return _SpectralFunction.apply(matrix, f, derivative)
+        return v @ (divided * (v.mT @ _sym(grad) @ v)) @ v.mT, None, None, None
 
 
 def _exp(matrix: Tensor) -> Tensor:
-    return _spectral(matrix, torch.exp, torch.exp)
+    return _SpectralFunction.apply(matrix, torch.exp, torch.exp, torch.ones_like)
 
 
 def _log(matrix: Tensor) -> Tensor:
-    return _spectral(matrix, torch.log, torch.reciprocal)
+    return _SpectralFunction.apply(matrix, torch.log, torch.reciprocal, torch.abs)
 
 
 def _sqrt(matrix: Tensor) -> Tensor:
-    return _spectral(matrix, torch.sqrt, lambda w: 0.5 * w.rsqrt())
+    return _SpectralFunction.apply(matrix, torch.sqrt, lambda w: 0.5 * w.rsqrt(), torch.abs)
 
 
 def _cholesky(name: str, tau: Tensor) -> Tensor:
@@ -70,6 +67,13 @@ def _cholesky(name: str, tau: Tensor) -> Tensor:
             "the identity"
         )
     return factor
+
+
+def _check_sizes(**matrices: Tensor) -> None:
+    """The matrices of one call must be of one size."""
+    sizes = {name: tuple(m.shape[-2:]) for name, m in matrices.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(f"matrices of different sizes: {', '.join(f'{n} is {s}' for n, s in sizes.items())}")
 
 
 def _whiten(factor: Tensor, matrix: Tensor) -> Tensor:
@@ -85,12 +89,14 @@ def _color(factor: Tensor, matrix: Tensor) -> Tensor:
 
 def exp(tau: Tensor, v: Tensor) -> Tensor:
     """``tau^(1/2) Exp(tau^(-1/2) v tau^(-1/2)) tau^(1/2)``: the end of the geodesic from tau along v."""
+    _check_sizes(tau=tau, v=v)
     factor = _cholesky("tau", tau)
     return _color(factor, _exp(_whiten(factor, v)))
 
 
 def log(tau: Tensor, other: Tensor) -> Tensor:
     """The tangent vector at tau that points to ``other``: the inverse of :func:`exp`."""
+    _check_sizes(tau=tau, other=other)
     factor = _cholesky("tau", tau)
     _cholesky("other", other)
     return _color(factor, _log(_whiten(factor, other)))
@@ -98,17 +104,20 @@ def log(tau: Tensor, other: Tensor) -> Tensor:
 
 def inner(tau: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """``tr(tau^-1 u tau^-1 v)``."""
+    _check_sizes(tau=tau, u=u, v=v)
     factor = _cholesky("tau", tau)
     return (_whiten(factor, u) * _whiten(factor, v)).sum((-2, -1))
 
 
 def norm(tau: Tensor, v: Tensor) -> Tensor:
     """The length of a tangent vector; the zero vector has the zero subgradient."""
+    _check_sizes(tau=tau, v=v)
     return torch.linalg.matrix_norm(_whiten(_cholesky("tau", tau), v))
 
 
 def distance(a: Tensor, b: Tensor) -> Tensor:
     """``|| log(eigenvalues of a^-1 b) ||``: the geodesic distance, with zero subgradient at ``a = b``."""
+    _check_sizes(a=a, b=b)
     factor = _cholesky("a", a)
     _cholesky("b", b)
     return torch.linalg.vector_norm(torch.linalg.eigvalsh(_whiten(factor, b)).log(), dim=-1)
@@ -116,6 +125,7 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 def geodesic(a: Tensor, b: Tensor, t: Tensor | float) -> Tensor:
     """The point at fraction t of the way from a to b; t broadcasts with the batch dimensions."""
+    _check_sizes(a=a, b=b)
     factor = _cholesky("a", a)
     _cholesky("b", b)
     fraction = torch.as_tensor(t, dtype=a.dtype, device=a.device)
@@ -132,6 +142,7 @@ def _transport_factor(start: Tensor, end: Tensor) -> Tensor:
 
 def transport(start: Tensor, end: Tensor, v: Tensor) -> Tensor:
     """``E v E^T`` with ``E = (end start^-1)^(1/2)``: Riemannian parallel transport of a tangent vector."""
+    _check_sizes(start=start, end=end, v=v)
     return _color(_transport_factor(start, end), v)
 
 
@@ -141,6 +152,7 @@ def euclidean_transport(start: Tensor, end: Tensor, g: Tensor) -> Tensor:
     ``transport(F^-1 g) = F(end)^-1 euclidean_transport(g)`` with ``F(tau)^-1 g = tau g tau``
     (Eq. equ_trans_maps).
     """
+    _check_sizes(start=start, end=end, g=g)
     e = _transport_factor(start, end)
     return _color(torch.cholesky_solve(e @ start, _cholesky("end", end)), g)
 
@@ -148,19 +160,20 @@ def euclidean_transport(start: Tensor, end: Tensor, g: Tensor) -> Tensor:
 def mean(points: Tensor, weights: Tensor | None = None, *, tol: float | None = None, max_iter: int = 100) -> Tensor:
     """The Karcher mean over the first dimension: the minimizer of ``sum_i w_i distance(x, points_i)^2``.
 
-    The step is the mean of the logarithms, halved whenever it has grown (widely spread points overshoot).
-    ``tol`` bounds the geodesic length of the last step, ``eps^(3/4)`` unless given; a warning says if
-    ``max_iter`` did not suffice.
+    The step is the mean of the logarithms, halved whenever it has grown (widely spread points overshoot). The
+    iteration ends when the geodesic length of the step is below ``tol``, or, with the default ``tol``, when rounding
+    lets it shrink no further; a warning says if ``max_iter`` did not suffice.
     """
     if points.ndim < 3 or points.shape[0] == 0:
         raise ValueError(f"points must have shape (n, *batch, k, k) with n > 0, got {tuple(points.shape)}")
     count = points.shape[0]
-    if weights is None:
-        weights = points.new_full((count,), 1 / count)
+    _cholesky("points", points)
+    weights = points.new_ones(count) if weights is None else torch.as_tensor(weights, dtype=points.dtype)
     if weights.shape != (count,) or not bool((weights >= 0).all()) or float(weights.sum()) <= 0:
         raise ValueError(f"weights must be {count} non-negative numbers with a positive sum, got {weights}")
-    shares = (weights / weights.sum()).to(points).reshape(count, *[1] * (points.ndim - 1))
+    shares = (weights / weights.sum()).to(points.device).reshape(count, *[1] * (points.ndim - 1))
     tolerance = torch.finfo(points.dtype).eps ** 0.75 if tol is None else tol
+    settled = torch.finfo(points.dtype).eps ** 0.25 if tol is None else 0.0  # below it growth can only be rounding
 
     center = (shares * points).sum(0)
     rate = points.new_ones(center.shape[:-2])
@@ -169,11 +182,12 @@ def mean(points: Tensor, weights: Tensor | None = None, *, tol: float | None = N
         factor = _cholesky("points", center)
         step = (shares * _log(_whiten(factor, points))).sum(0)
         length = torch.linalg.matrix_norm(step)
-        rate = torch.where(length > previous, 0.5 * rate, rate)
+        grown = length >= previous
+        if bool(((length <= tolerance) | (grown & (length <= settled))).all()):
+            return center
+        rate = torch.where(grown, 0.5 * rate, rate)
         previous = length
         center = _color(factor, _exp(rate[..., None, None] * step))
-        if bool((length <= tolerance).all()):
-            return center
     warnings.warn(
         f"the Karcher mean did not settle within max_iter = {max_iter} steps: the last one had length "
         f"{float(previous.max()):.1e}, tol is {tolerance:.1e}; raise either",
