@@ -59,15 +59,13 @@ class Dense(Group):
         return (n[0] + n[0].mT,)
 
     def retract(self, a: Element, eta: Element, order: int | None = 2, left: bool = False, sign: int = 1) -> Element:
-        if order != 2 or a[0].ndim != 2:
+        if order != 2:
             return super().retract(a, eta, order, left, sign)
-        # (A + A (I + N)^2) / 2 with the scaling inside the products: the fewest passes over memory.
-        start, doubled, alpha = a[0], eta[0] + eta[0].mT, 0.25 * sign
-        moved = start
-        for _ in range(2):
-            factors = (doubled, moved) if left else (moved, doubled)
-            moved = torch.addmm(moved, *factors, alpha=alpha)
-        return (torch.lerp(start, moved, 0.5),)
+        # The general form with the scaling inside the sums: as few passes over memory as there can be.
+        start, doubled = a[0], eta[0] + eta[0].mT
+        first = doubled @ start if left else start @ doubled
+        second = doubled @ first if left else first @ doubled
+        return (torch.add(start, first, alpha=0.25 * sign).add_(second, alpha=0.5 * 0.25**2),)
 
     def to_dense(self, a: Element) -> Tensor:
         return a[0]
