@@ -150,12 +150,13 @@ def test_lbfgs_solves_nearness_of_condition_1000(seed):
     assert descend(sgd, lambda: problem(fixed), 1000) > 1e-6  # a fixed step stalls
 
 
-@pytest.mark.parametrize("lr", [1e-3, 1e-1, 1e1, 1e3])
+@pytest.mark.parametrize("form", ["outer", "inner", "inverse"])
+@pytest.mark.parametrize("lr", [1e-3, 1.0, 1e3])
 @pytest.mark.parametrize("group", STRUCTURES, ids=repr)
-def test_no_learning_rate_leaves_the_manifold(group, lr):
+def test_no_learning_rate_leaves_the_manifold(group, lr, form):
     """float32, max_step=1: 200 steps stay finite and positive definite."""
     problem = MetricNearness.random(group.k, 100.0, dtype=torch.float32, generator=generator())
-    point = gnomon.SPD(group, dtype=torch.float32)
+    point = gnomon.SPD(group, factor=form, dtype=torch.float32)
     optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=lr, momentum=0.9), max_step=1.0)
     for _ in range(200):
         optimizer.zero_grad()
@@ -166,6 +167,17 @@ def test_no_learning_rate_leaves_the_manifold(group, lr):
         assert float(torch.linalg.svdvals(factor).min()) > 0
     assert optimizer.skipped_steps == 0
     torch.linalg.cholesky(factor @ factor.mT)
+
+
+@pytest.mark.parametrize("form", ["covariance", "precision"])
+@pytest.mark.parametrize("lr", [1e-3, 1.0, 1e3])
+def test_no_learning_rate_spoils_a_gaussian(form, lr):
+    x = torch.randn(50, 4, generator=generator()) @ torch.randn(4, 4, generator=generator(1)) + 3
+    q = gnomon.Gaussian(g.Arrow(4), form=form, dtype=torch.float32)
+    optimizer = gnomon.moving_frame(optim.SGD(q.parameters(), lr=lr, momentum=0.9), max_step=1.0)
+    assert math.isfinite(descend(optimizer, lambda: -q.log_prob(x).mean(), 200))
+    assert optimizer.skipped_steps == 0
+    torch.linalg.cholesky(q.covariance().detach().double())
 
 
 @pytest.mark.parametrize("group", STRUCTURES, ids=repr)

@@ -21,6 +21,8 @@ from ..manifolds import SPD, Gaussian, Point
 from ..optim import moving_frame
 from ..problems import MetricNearness
 
+Methods = dict[str, Callable[[Iterator[Tensor]], Optimizer]]
+
 HEISENBERG = groups.Heisenberg(2000, head=5, tail=5)
 
 
@@ -33,7 +35,7 @@ class Task:
     start: Callable[[], Point]
     loss: Callable[[Point], Tensor]
     minimum: float
-    methods: dict[str, Callable[[Iterator[Tensor]], Optimizer]]
+    methods: Methods
     max_step: float | None = None
 
 
@@ -59,6 +61,16 @@ def lbfgs(parameters: Iterator[Tensor]) -> LBFGS:
     )
 
 
+def methods(lr: float, momentum: float) -> Methods:
+    """Stock optimizers; SGD with and without momentum at one learning rate."""
+    return {
+        "SGD": lambda p: SGD(p, lr=lr),
+        "SGD, momentum": lambda p: SGD(p, lr=lr, momentum=momentum),
+        "Adam": lambda p: Adam(p, lr=0.1),
+        "L-BFGS": lbfgs,
+    }
+
+
 def full_matrix(generator: torch.Generator) -> Task:
     k = 50
     problem = MetricNearness.random(k, generator=generator)
@@ -73,12 +85,7 @@ def full_matrix(generator: torch.Generator) -> Task:
         start=lambda: SPD(k, dtype=torch.float64),
         loss=loss,
         minimum=problem.minimum,
-        methods={
-            "SGD": lambda p: SGD(p, lr=0.1),
-            "SGD, momentum": lambda p: SGD(p, lr=0.1, momentum=0.6),
-            "Adam": lambda p: Adam(p, lr=0.1),
-            "L-BFGS": lbfgs,
-        },
+        methods=methods(lr=0.1, momentum=0.6),
         max_step=1.0,
     )
 
@@ -99,12 +106,7 @@ def structured_matrix(generator: torch.Generator) -> Task:
         start=lambda: SPD(group, dtype=torch.float64),
         loss=loss,
         minimum=k - 2 * group.logabsdet(target).item(),
-        methods={
-            "SGD": lambda p: SGD(p, lr=0.3),
-            "SGD, momentum": lambda p: SGD(p, lr=0.2, momentum=0.5),
-            "Adam": lambda p: Adam(p, lr=0.1),
-            "L-BFGS": lbfgs,
-        },
+        methods=methods(lr=0.2, momentum=0.5),
         max_step=5.0,
     )
 
@@ -126,12 +128,7 @@ def gaussian(generator: torch.Generator) -> Task:
         start=lambda: Gaussian(d, form="precision", init=10.0, dtype=torch.float64),
         loss=loss,
         minimum=-best.log_prob(x).mean().item(),
-        methods={
-            "SGD": lambda p: SGD(p, lr=0.2),
-            "SGD, momentum": lambda p: SGD(p, lr=0.2, momentum=0.6),
-            "Adam": lambda p: Adam(p, lr=0.1),
-            "L-BFGS": lbfgs,
-        },
+        methods=methods(lr=0.2, momentum=0.6),
         max_step=1.0,
     )
 
