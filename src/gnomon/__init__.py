@@ -4,7 +4,7 @@ The name stands for *Generalized NOrmal-coordinate MOmentum optimizatioN*; the m
 2023, "Simplifying Momentum-based Positive-definite Submanifold Optimization with Applications to Deep Learning".
 """
 
-from . import groups, optim, problems, riemannian, testing
+from . import baselines, groups, optim, problems, riemannian, testing
 from .manifolds import SPD, Gaussian
 from .optim import moving_frame
 
@@ -14,6 +14,7 @@ __all__ = [
     "SPD",
     "Gaussian",
     "__version__",
+    "baselines",
     "groups",
     "moving_frame",
     "optim",

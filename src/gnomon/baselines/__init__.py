@@ -1,0 +1,5 @@
+"""The paper's Riemannian baselines (App. imple_baselines), with the exact maps in global coordinates."""
+
+from .methods import RGD, AhnSra2020, Alimisis2020, Alimisis2021, StructuredNGD
+
+__all__ = ["RGD", "AhnSra2020", "Alimisis2020", "Alimisis2021", "StructuredNGD"]
