@@ -39,5 +39,5 @@ def test_random_spd_has_the_condition():
         matrix = random_spd(7, condition, generator=generator())
         assert torch.linalg.cond(matrix).item() == pytest.approx(condition)
         assert torch.equal(matrix, matrix.mT)
-    with pytest.raises(ValueError, match="condition must be at least 1, got 0.5"):
+    with pytest.raises(ValueError, match=r"condition must be at least 1, got 0\.5"):
         random_spd(3, 0.5)

@@ -162,7 +162,9 @@ class _MovingFrame(Optimizer):
         for follower in self._manifold():
             if not follower.point.is_folded():
                 follower.point.fold()
-        before = self._snapshot()
+        # An optimizer that may evaluate its closure after it has moved: what is ordinary must be restored on failure.
+        searches = isinstance(self, torch.optim.LBFGS) or not self._unframed.__module__.startswith("torch.optim")
+        before = self._snapshot() if searches else []
         evaluations = 0
 
         def checked_closure() -> Any:
@@ -184,8 +186,7 @@ class _MovingFrame(Optimizer):
             except BaseException:
                 self._give_up(before)
                 raise
-        moved = all_finite(*(follower.parameter for follower in self._manifold()))
-        if not moved or not self._gradients_are_finite():  # a line search that ran away
+        if searches and not self._search_ended_well():
             self._give_up(before)
             self._skip(_SKIPPED, stacklevel=4)
             return result
@@ -193,12 +194,13 @@ class _MovingFrame(Optimizer):
         return result
 
     def _snapshot(self) -> list[tuple[Tensor, Tensor]]:
-        """Copies of the ordinary parameters, if the optimizer may evaluate its closure after it has moved them."""
-        if self._unframed.__module__.startswith("torch.optim") and not isinstance(self, torch.optim.LBFGS):
-            return []
+        """Copies of the ordinary parameters."""
         manifold = {id(follower.parameter) for follower in self._manifold()}
         ordinary = (p for group in self.param_groups for p in group["params"] if id(p) not in manifold)
         return [(p, p.detach().clone()) for p in ordinary]
+
+    def _search_ended_well(self) -> bool:
+        return self._gradients_are_finite() and all_finite(*[follower.parameter for follower in self._manifold()])
 
     @torch.no_grad()
     def _give_up(self, before: list[tuple[Tensor, Tensor]]) -> None:
