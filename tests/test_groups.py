@@ -112,6 +112,28 @@ def test_triangular_products_of_any_size():
             torch.testing.assert_close(group.to_dense(group.mul(a, b)), group.to_dense(a) @ group.to_dense(b))
 
 
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-5), (torch.bfloat16, 1e-2)])
+def test_toeplitz_solves_keep_the_precision(dtype, tolerance):
+    """A slowly decaying inverse, (1 - 0.95 z)^-2, against substitution in float64."""
+    group = g.Toeplitz(512)
+    a = torch.zeros(512, dtype=dtype)
+    a[:3] = torch.tensor([1.0, -1.9, 0.9025], dtype=dtype)
+    x = torch.randn(512, dtype=dtype)
+    dense = group.to_dense((a.double(),))
+    wanted = torch.linalg.solve_triangular(dense, x.double().unsqueeze(-1), upper=False).squeeze(-1)
+    error = (group.solve((a,), x).double() - wanted).norm() / wanted.norm()
+    assert error < tolerance
+
+
+def test_exponentials_of_a_batch_do_not_spoil_each_other():
+    for group in (g.Dense(4), g.Arrow(4), g.Toeplitz(4)):
+        n = random_algebra(group, (2,), size=0.1, dtype=torch.float32)
+        large = tuple(torch.stack([block[0], -500 * block[1].abs()]) for block in n)
+        together = group.to_dense(group.exp(large))[0]
+        alone = group.to_dense(group.exp(tuple(block[0] for block in n)))
+        torch.testing.assert_close(together, alone, rtol=1e-6, atol=1e-6)
+
+
 def test_degrees_of_freedom():
     assert g.Dense(5).dim == g.Triangular(5).dim == g.Triangular(5).numel == 15
     assert g.Dense(5).numel == 25
