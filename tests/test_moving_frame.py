@@ -653,6 +653,16 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_changes_nothing():
     assert optimizer.skipped_steps == 2
 
 
+def test_a_huge_but_finite_gradient_is_not_refused():
+    point = gnomon.SPD(2, dtype=torch.float32)
+    optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=1e-37), max_step=1.0)
+    point.logdet().backward()
+    point.eta.grad.fill_(2e38)  # whose sum overflows
+    optimizer.step()
+    assert optimizer.skipped_steps == 0
+    assert point.distance(torch.eye(2)).item() == pytest.approx(1, rel=0.1)
+
+
 class _quiet(warnings.catch_warnings):  # noqa: N801
     def __enter__(self):
         super().__enter__()

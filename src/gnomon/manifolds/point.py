@@ -22,11 +22,12 @@ _owners: Any = WeakIdKeyDictionary()
 
 
 def all_finite(*tensors: Tensor) -> bool:
-    """Whether every entry is, at the price of one synchronisation: a sum shows any NaN or infinity."""
-    sums = [t.sum(dtype=torch.float32) if t.dtype is torch.float16 else t.sum() for t in tensors]
-    if len(sums) > 1:
-        sums = [sum((s.to(sums[0].device) for s in sums[1:]), sums[0])]
-    return not sums or math.isfinite(sums[0].item())
+    """Whether every entry is, with one synchronisation: a finite sum proves it, any other is looked into."""
+    total = None
+    for t in tensors:
+        part = t.sum()
+        total = part if total is None else total + part.to(total.device)
+    return total is None or math.isfinite(total.item()) or all(bool(t.isfinite().all()) for t in tensors)
 
 
 _NOTHING: AbstractContextManager[Any] = nullcontext()
@@ -162,9 +163,9 @@ class Point(nn.Module):
         moved; otherwise it is None.
         """
         # The inner loop of every small problem: attribute look-ups of a module cost as much as a product here.
-        frame, coordinates, group = self._buffers["frame"], self._parameters["eta"], self.group
-        assert frame is not None
-        assert coordinates is not None
+        frame: Tensor = self._buffers["frame"]  # type: ignore[assignment]
+        coordinates: Tensor = self._parameters["eta"]  # type: ignore[assignment]
+        group = self.group
         eta = coordinates.detach()  # shares the version counter, records no graph
         moved = group.pack(self.chart.retract(group.unpack(frame), group.unpack(eta)))
         movable = None

@@ -226,7 +226,8 @@ class _MovingFrame(Optimizer):
         return _Follower(parameter, point, carries, carries and point.chart.carries_by_bracket(self._corrected))
 
     def _gradients_are_finite(self) -> bool:
-        return all_finite(*[f.parameter.grad for f in self._manifold() if f.parameter.grad is not None])
+        gradients = [parameter.grad for parameter, *_ in self._manifold()]
+        return all_finite(*[gradient for gradient in gradients if gradient is not None])
 
     def _skip(self, what: str, stacklevel: int) -> None:
         if self.skipped_steps == 0:
@@ -240,17 +241,21 @@ class _MovingFrame(Optimizer):
 
     # ------------------------------------------------------------------ the fold
     def _fold(self, stacklevel: int) -> None:
-        for parameter, point, carries, by_bracket in self._manifold():
+        followers = self._manifold()
+        if torch.is_autocast_enabled(followers[0].parameter.device.type):
+            with full_precision(followers[0].parameter):
+                self._fold(stacklevel + 1)
+                return
+        for parameter, point, carries, by_bracket in followers:
             if parameter.grad is None and point.is_folded():
                 continue
             if by_bracket and self._transport == "auto" and scales_elementwise(self, parameter):
                 carries = by_bracket = False
-            with full_precision(parameter):
-                if self._max_step is not None or by_bracket:
-                    self._bound(parameter, point.group)
-                if carries:
-                    self._carry(parameter, point.chart)
-                moved = point.fold()
+            if self._max_step is not None or by_bracket:
+                self._bound(parameter, point.group)
+            if carries:
+                self._carry(parameter, point.chart)
+            moved = point.fold()
             if moved is not None:
                 for vector in shortened_vectors(self, parameter):
                     vector.mul_(align(moved, vector))
