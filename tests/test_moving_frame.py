@@ -151,7 +151,7 @@ def test_lbfgs_solves_nearness_of_condition_1000(seed):
 
 
 @pytest.mark.parametrize("form", ["outer", "inner", "inverse"])
-@pytest.mark.parametrize("lr", [1e-3, 1.0, 1e3])
+@pytest.mark.parametrize("lr", [1e-3, 1e-1, 1.0, 1e1, 1e3])
 @pytest.mark.parametrize("group", STRUCTURES, ids=repr)
 def test_no_learning_rate_leaves_the_manifold(group, lr, form):
     """float32, max_step=1: 200 steps stay finite and positive definite."""
