@@ -744,6 +744,7 @@ def test_a_step_that_overflows_is_given_up_with_its_momentum():
             "positive geodesic length, .* got 0.0",
         ),
         (lambda p: gnomon.moving_frame(optim.SGD(p.parameters()), max_step=math.nan), "max_step must be"),
+        (lambda p: gnomon.moving_frame(optim.SGD(p.parameters()), max_step="1"), "max_step must be .* got '1'"),
     ],
 )
 def test_bad_arguments(build, message):

@@ -229,7 +229,9 @@ class Point(nn.Module):
     ) -> None:
         saved = local_metadata.get("gnomon", self._identity())
         if saved != self._identity():
-            lists[-1].append(f"{prefix}frame was saved for {saved}, but this point is {self._identity()}")
+            lists[-1].append(
+                f"{prefix}frame was saved for {saved}, but this point is {self._identity()}; build it as it was saved"
+            )
             return
         super()._load_from_state_dict(state_dict, prefix, local_metadata, strict, *lists)
         self._bind()

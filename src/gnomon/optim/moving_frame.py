@@ -61,7 +61,7 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
     if transport not in TRANSPORTS:
         raise ValueError(f"transport must be one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}")
-    if max_step is not None and not 0 < max_step < math.inf:
+    if max_step is not None and not (isinstance(max_step, (int, float)) and 0 < max_step < math.inf):
         raise ValueError(f"max_step must be a positive geodesic length, or None for no bound, got {max_step!r}")
     if not _find_points(optimizer):
         raise ValueError(
