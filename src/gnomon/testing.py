@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.func import jacfwd, jvp
 
 from .frames import FORMS, Chart, Form
-from .groups import Element, Group
+from .groups import Element, Group, SymmetricOperator
 
 __all__ = ["check_group", "random_algebra", "random_element"]
 
@@ -30,8 +30,8 @@ def check_group(
     derivatives are taken by automatic differentiation. Elements are random and **not symmetric**. Checked are
 
     - storage: identity, flattening, projection from dense and back, factorization of ``A A^T``;
-    - every operation against its dense twin, the adjoint identities of ``restrict`` and ``pullback``, and
-      gradients through elements;
+    - every operation against its dense twin, transposes and congruences included, the adjoint identities of
+      ``restrict`` and ``pullback``, and gradients through elements;
     - closure under products and under the truncated exponential, and the second order of the latter, as a slope;
     - the identity metric at the origin of all three factorizations, and the pull-back of gradients;
     - third order of the corrected transport, as a slope against integrated parallel transport;
@@ -42,6 +42,7 @@ def check_group(
         check_storage(group, device)
         check_dense_twins(group, device)
         check_adjoints(group, device)
+        check_congruence(group, device)
         check_gradients(group, device)
         check_truncation_order(group, device)
         for form in FORMS:
@@ -196,6 +197,18 @@ def check_adjoints(group: Group, device: torch.device | str = "cpu") -> None:
         for n_piece, m_piece in zip(_pieces(group, n), _pieces(group, m), strict=True):
             wanted = (_dense_algebra(group, n_piece) * _dense_algebra(group, m_piece)).sum()
             _close(group, "dual", _pair(group, group.dual(m_piece), n_piece), wanted)
+
+
+def check_congruence(group: Group, device: torch.device | str = "cpu") -> None:
+    """``A^T`` as an element, and ``<E_j, A^T H A>`` from products with H against the dense one."""
+    a = random_element(group, device=device)
+    _close(group, "transpose", group.transposed.to_dense(group.transpose(a)), group.to_dense(a).mT)
+    half = torch.randn(group.k, group.k, dtype=torch.float64, device=device)
+    h = half + half.mT
+    operator = SymmetricOperator(group.k, lambda rows: rows @ h, lambda part: h.diagonal()[part.where], shift=0.3)
+    dense = group.to_dense(a)
+    wanted = group.restrict(dense, h @ dense + 0.3 * dense)
+    _close(group, "congruence", group.flatten(group.congruence(a, operator)), group.flatten(wanted))
 
 
 def _squared_length(group: Group, eta: Element) -> Tensor:

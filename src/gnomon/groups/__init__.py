@@ -9,6 +9,7 @@ from .block_triangular import Affine, Arrow, BlockTriangular, Heisenberg
 from .dense import Dense
 from .diagonal import Diagonal, Fixed
 from .kronecker import Kronecker
+from .operator import SymmetricOperator
 from .toeplitz import Toeplitz
 from .triangular import Triangular
 
@@ -24,6 +25,7 @@ __all__ = [
     "Group",
     "Heisenberg",
     "Kronecker",
+    "SymmetricOperator",
     "Toeplitz",
     "Triangular",
 ]

@@ -11,6 +11,8 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from .operator import SymmetricOperator
+
 Element: TypeAlias = tuple[Tensor, ...]
 """The blocks of a group or algebra element, each with the same leading batch dimensions."""
 
@@ -208,6 +210,16 @@ class Group(ABC):
     def factor(self, tau: Tensor) -> Element:
         """The group's Cholesky factor: ``A A^T = tau`` where tau is on the submanifold, and is near it elsewhere."""
 
+    # ------------------------------------------------------------------ transposes
+    @property
+    def transposed(self) -> Group:
+        """The group of the transposed matrices: itself, where the structure is symmetric."""
+        return self
+
+    def transpose(self, a: Element) -> Element:
+        """``A^T`` as an element of :attr:`transposed`; coordinates and covectors are transposed alike."""
+        return self.transposed.from_dense(self.to_dense(a).mT)
+
     # ------------------------------------------------------------------ derived operations
     def matvec(self, a: Element, x: Tensor) -> Tensor:
         """``A x`` for vectors ``(*sample, *batch, k)``."""
@@ -247,6 +259,14 @@ class Group(ABC):
         """``<E_j, A^T X^T X A>`` from rows ``X`` of shape ``(*batch, n, k)``, without a k x k matrix."""
         xa = self.apply(a, x, transpose=True)
         return self.restrict(xa, xa)
+
+    def congruence(self, a: Element, h: SymmetricOperator) -> Element:
+        """``<E_j, A^T H A>`` for one element (no batch), from as few products with ``H`` as the structure needs.
+
+        Without a better way it takes one product for each of the k columns of ``A``.
+        """
+        columns = self.to_dense(a)
+        return self.restrict(columns, h.apply(columns.mT).mT)
 
     def bracket(self, n: Element, m: Element) -> Element:
         """``[N, M] = N M - M N`` of two algebra elements."""

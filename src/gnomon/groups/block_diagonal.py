@@ -80,6 +80,9 @@ class BlockDiagonal(Group):
     def unscale(self, n: Element) -> Element:
         return self._each(Dense.unscale, n)
 
+    def transpose(self, a: Element) -> Element:
+        return self._each(Dense.transpose, a)
+
     def to_dense(self, a: Element) -> Tensor:
         blocks = [*a[0].unbind(-3), *a[1:]]
         offsets = [i * self.block for i in range(len(blocks))]

@@ -11,6 +11,7 @@ from torch import Tensor
 from .base import Element, Group, add, positive_size
 from .dense import Dense
 from .diagonal import Diagonal, Fixed
+from .operator import SymmetricOperator
 
 
 class BlockTriangular(Group):
@@ -124,6 +125,44 @@ class BlockTriangular(Group):
         n_s, n_t, coupling = self._open(n)
         return self._close(self.source.dual(n_s), self.target.dual(n_t), coupling)
 
+    @property
+    def transposed(self) -> Group:
+        return BlockTriangular([block.transposed for block in self.blocks], not self.upper)
+
+    def transpose(self, a: Element) -> Element:
+        cut = len(self.first.shapes)
+        return (*self.first.transpose(a[:cut]), *self.rest.transpose(a[cut:-1]), a[-1].mT)
+
+    def congruence(self, a: Element, h: SymmetricOperator) -> Element:
+        """With ``A = [[S, 0], [C, T]]`` (source, then target) as many products as the smaller of the two has rows.
+
+        Its rows or columns of the Hessian give the coupling and all that it adds to the other part; the rest is
+        a congruence within the parts.
+        """
+        a_s, a_t, coupling = self._open(a)
+        cut = self.first.k
+        first, rest = h.part(0, cut), h.part(cut, self.k)
+        h_s, h_t = (rest, first) if self.upper else (first, rest)
+        if self.source.k <= self.target.k:
+            columns = self._join(self.source.to_dense(a_s).mT, coupling.mT)  # A's columns of the source, as rows
+            x_s, x_t = self._split(columns)
+            y_s, y_t = self._split(h.apply(columns))
+            m_s = self.source.restrict(x_s.mT, y_s.mT)
+            m_s = add(m_s, self.source.restrict(x_t.mT, y_t.mT))
+            m_c = self.target.apply(a_t, y_t, transpose=True).mT
+            return self._close(m_s, self.target.congruence(a_t, h_t), m_c)
+        ones = torch.eye(self.target.k, dtype=coupling.dtype, device=coupling.device)
+        zeros = ones.new_zeros(self.target.k, self.source.k)
+        h_ts, h_tt = self._split(h.apply(self._join(zeros, ones)))  # the target's rows of H
+        moved = self.source.apply(a_s, h_ts, transpose=True)  # H_ts S
+        column = h_tt @ coupling
+        m_s = self.source.congruence(a_s, h_s)
+        m_s = add(m_s, self.source.restrict(coupling, column + moved))
+        m_s = add(m_s, self.source.restrict(moved, coupling))
+        m_c = self.target.apply(a_t, (column + moved).mT, transpose=True).mT
+        t = self.target.to_dense(a_t)
+        return self._close(m_s, self.target.restrict(t, h_tt @ t), m_c)
+
     def _corners(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """The (source, source), (target, target) and (target, source) blocks of a dense matrix."""
         cut = self.first.k
@@ -205,6 +244,10 @@ class Affine(BlockTriangular):
 
     def _arguments(self) -> str:
         return f"{self.linear!r}, upper={self.upper}"
+
+    @property
+    def transposed(self) -> Group:
+        return Affine(self.linear.transposed, not self.upper)
 
     def exp(self, n: Element, order: int | None = None) -> Element:
         cut = len(self.linear.shapes)

@@ -67,6 +67,9 @@ class Dense(Group):
         second = doubled @ first if left else first @ doubled
         return (torch.add(start, first, alpha=0.25 * sign).add_(second, alpha=0.5 * 0.25**2),)
 
+    def transpose(self, a: Element) -> Element:
+        return (a[0].mT,)
+
     def to_dense(self, a: Element) -> Tensor:
         return a[0]
 

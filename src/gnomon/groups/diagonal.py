@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import Element, Group, positive_size
+from .operator import SymmetricOperator
 
 
 class Diagonal(Group):
@@ -44,6 +45,12 @@ class Diagonal(Group):
 
     def unscale(self, n: Element) -> Element:
         return (2 * n[0],)
+
+    def transpose(self, a: Element) -> Element:
+        return a
+
+    def congruence(self, a: Element, h: SymmetricOperator) -> Element:
+        return (a[0].square() * h.diagonal(),)
 
     def to_dense(self, a: Element) -> Tensor:
         return torch.diag_embed(a[0])

@@ -137,6 +137,13 @@ class Kronecker(Group):
     def move(self, a: Element, n: Element, order: int | None = None, left: bool = False) -> Element:
         return self._each(lambda g, a, n: g.move(a, n, order, left), a, n)
 
+    @property
+    def transposed(self) -> Group:
+        return Kronecker(self.left.transposed, self.right.transposed)
+
+    def transpose(self, a: Element) -> Element:
+        return self._each(lambda group, part: group.transpose(part), a)
+
     def to_dense(self, a: Element) -> Tensor:
         k, c = self._open(a)
         k_dense, c_dense = self.left.to_dense(k), self.right.to_dense(c)

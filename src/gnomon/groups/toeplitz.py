@@ -96,6 +96,13 @@ class Toeplitz(Group):
     def dual(self, n: Element) -> Element:
         return (n[0] * _diagonal_lengths(self.k, n[0].dtype, n[0].device),)
 
+    @property
+    def transposed(self) -> Group:
+        return Toeplitz(self.k, not self.upper)
+
+    def transpose(self, a: Element) -> Element:
+        return a
+
     def to_dense(self, a: Element) -> Tensor:
         i = torch.arange(self.k, device=a[0].device)
         offset = i.unsqueeze(-1) - i

@@ -109,6 +109,10 @@ class Triangular(Group):
     def unscale(self, n: Element) -> Element:
         return (n[0] / self._scales(n[0]),)
 
+    @property
+    def transposed(self) -> Group:
+        return Triangular(self.k, not self.upper)
+
     def to_dense(self, a: Element) -> Tensor:
         return self._unpack(a)
 

@@ -1,6 +1,9 @@
 """Optimizers: :func:`moving_frame` makes a Riemannian one of any in :mod:`torch.optim`."""
 
+from .hessian import Banded, Colored, Hutchinson
+from .lbfgs import LBFGS
 from .moving_frame import moving_frame
+from .newton import StructuredNewton
 from .state import vector_state
 
-__all__ = ["moving_frame", "vector_state"]
+__all__ = ["LBFGS", "Banded", "Colored", "Hutchinson", "StructuredNewton", "moving_frame", "vector_state"]

@@ -5,19 +5,22 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..manifolds import SPD
+from .base import Matrix, SPDProblem
 from .random import random_spd
 
 
-class LogDet:
-    """``l(S) = <C, S> - log det S``, minimized at ``S = C^-1`` with value ``k + log det C``.
+class LogDet(SPDProblem):
+    """``l(S) = <C, S> - log det S``, minimized at ``S = C^-1`` with value ``k + log det C`` (Fig. b).
 
     The Hessian at the minimum is the identity in the affine-invariant metric, so plain Riemannian gradient
     descent is already fast and momentum does not help.
     """
 
     def __init__(self, C: Tensor) -> None:
+        super().__init__(C)
         self.C = C
+        self.minimizer = torch.linalg.inv(C)
+        self.minimum = self.k + float(torch.logdet(C.double()))
 
     @classmethod
     def random(
@@ -31,18 +34,10 @@ class LogDet:
         """With a random C of the given condition number."""
         return cls(random_spd(k, condition, dtype=dtype, generator=generator))
 
-    def __call__(self, point: SPD) -> Tensor:
-        """The loss; the determinant's gradient costs nothing at the point's origin."""
+    def __call__(self, point: Matrix) -> Tensor:
+        """The loss; the determinant's gradient costs nothing at a point's origin."""
         return (self.C * point.matrix()).sum() - point.logdet()
 
     def gradient(self, S: Tensor) -> Tensor:
-        """The Euclidean gradient, ``C - S^-1``."""
+        """``C - S^-1``."""
         return self.C - torch.linalg.inv(S)
-
-    @property
-    def minimizer(self) -> Tensor:
-        return torch.linalg.inv(self.C)
-
-    @property
-    def minimum(self) -> float:
-        return self.C.shape[-1] + float(torch.logdet(self.C.double()))

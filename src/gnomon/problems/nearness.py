@@ -5,20 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..manifolds import SPD
+from .base import Matrix, SPDProblem, normal, symmetric
 from .random import random_spd
 
 
-class MetricNearness:
-    """``l(S) = 1/(2N) sum_i ||S Q x_i - x_i||^2``, minimized at ``S = Q^-1`` with value 0.
+class MetricNearness(SPDProblem):
+    """``l(S) = 1/(2N) sum_i ||S Q x_i - x_i||^2``, minimized at ``S = Q^-1`` with value 0 (Fig. a).
 
-    ``X`` holds the ``x_i`` as rows; with at least k independent ones the minimizer is unique. Its Hessian
-    has about the square of Q's condition number, which is what makes it hard.
+    ``X`` holds the ``x_i`` as rows; with at least k independent ones the minimizer is unique. In the affine-invariant
+    metric the Hessian there has eigenvalues between 1 and half of Q's condition number (for ``x_i`` of unit
+    covariance), which is what makes it hard.
     """
 
+    minimum = 0.0
+
     def __init__(self, Q: Tensor, X: Tensor) -> None:
+        super().__init__(Q)
         self.Q, self.X = Q, X
+        self.minimizer = torch.linalg.inv(Q)
         self._moment = X.mT @ X / len(X)
+        self._identity = torch.eye(self.k, dtype=Q.dtype, device=Q.device)
 
     @classmethod
     def random(
@@ -32,28 +38,17 @@ class MetricNearness:
     ) -> MetricNearness:
         """With a random Q of the given condition number and ``samples`` (10 k unless given) normal vectors."""
         Q = random_spd(k, condition, dtype=dtype, generator=generator)
-        X = torch.randn(samples or 10 * k, k, dtype=torch.float64, generator=generator).to(dtype)
-        return cls(Q, X)
+        return cls(Q, normal(samples or 10 * k, k, dtype=dtype, generator=generator))
 
-    def __call__(self, point: SPD, rows: Tensor | None = None) -> Tensor:
+    def __call__(self, point: Matrix, rows: Tensor | None = None) -> Tensor:
         """The loss on all vectors, or on the mini-batch of those with the given indices."""
         S = point.matrix()
         if rows is None:
-            residual = S @ self.Q - torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
+            residual = S @ self.Q - self._identity
             return 0.5 * ((residual @ self._moment) * residual).sum()
         x = self.X[rows]
         return 0.5 * (x @ self.Q @ S - x).square().sum(-1).mean()
 
     def gradient(self, S: Tensor) -> Tensor:
-        """The symmetric Euclidean gradient."""
-        residual = S @ self.Q - torch.eye(S.shape[-1], dtype=S.dtype, device=S.device)
-        half = residual @ self._moment @ self.Q
-        return 0.5 * (half + half.mT)
-
-    @property
-    def minimizer(self) -> Tensor:
-        return torch.linalg.inv(self.Q)
-
-    @property
-    def minimum(self) -> float:
-        return 0.0
+        """The symmetric part of ``(S Q - I) M Q`` with ``M = 1/N sum_i x_i x_i^T``."""
+        return symmetric((S @ self.Q - self._identity) @ self._moment @ self.Q)

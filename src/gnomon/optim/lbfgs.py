@@ -1,0 +1,184 @@
+"""L-BFGS whose line search moves the frame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..manifolds import point_of
+from .moving_frame import DEFAULT_RADIUS
+
+SUFFICIENT_DECREASE = 1e-4
+CURVATURE = 0.9
+LONGEST_TRIAL = 4.0
+"""A line search starts from a step that changes no direction of tau by more than e to this power (or
+``DEFAULT_RADIUS``, where the memory must be carried by the bracket correction)."""
+
+
+class LBFGS(Optimizer):
+    """Limited-memory BFGS for deterministic problems, with a weak Wolfe line search; one iteration a step.
+
+    ``torch.optim.LBFGS`` behind :func:`gnomon.moving_frame` evaluates its trial points in the old frame, where
+    derivatives are dear, and the accepted one again in the new. Here each trial *is* a new frame: the loss and its
+    gradient are evaluated at the origin, a unit step costs one evaluation, and the pairs ``s = t d``,
+    ``y = g_new - g`` are those of Riemannian L-BFGS, since vectors reach the new frame as
+    :meth:`gnomon.frames.Chart.carry` says (unchanged on the full manifold).
+
+    It folds by itself: do not wrap it in :func:`gnomon.moving_frame`. Ordinary parameters may be among ``params``.
+    ``step(closure)`` returns the loss at the new point, and leaves the gradients there. Where no trial decreases the
+    loss nothing moves, the memory starts anew, and ``stalled_steps`` counts one more.
+    """
+
+    def __init__(self, params: Any, *, history_size: int = 10, max_eval: int = 25) -> None:
+        for name, value in (("history_size", history_size), ("max_eval", max_eval)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        super().__init__(params, {"history_size": history_size, "max_eval": max_eval})
+        self.stalled_steps = 0
+        self._seen: list[int] | None = None
+
+    # ------------------------------------------------------------------ the iteration
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        if closure is None:
+            raise ValueError("closure is None, but a line search evaluates the loss several times; pass one")
+
+        def evaluate() -> float:
+            with torch.enable_grad():
+                return float(closure().detach())
+
+        state = self.state[self._parameters[0]]
+        if self._seen != self._versions():  # the first step, or somebody else moved a parameter
+            before = state.get("gradient")
+            self._arrive(state, evaluate(), self._gradient())
+            if before is None or not torch.equal(before, state["gradient"]):
+                state["steps"], state["changes"] = [], []
+        direction = self._direction(state)
+        slope = float(direction @ state["gradient"])
+        if slope < 0:
+            self._search(evaluate, state, direction, slope)
+        return torch.tensor(state["loss"])
+
+    def _search(self, evaluate: Callable[[], float], state: dict[str, Any], direction: Tensor, slope: float) -> None:
+        """Lewis and Overton's bracket of a weak Wolfe step, with interpolation on the way back."""
+        start = [place.clone() for place in self._places()]
+        low, high, t = 0.0, math.inf, self._first_trial(state, direction)
+        for _ in range(self.defaults["max_eval"]):
+            loss = evaluate() if self._move(start, direction, t) else math.inf
+            rise = loss - state["loss"]
+            if not rise <= SUFFICIENT_DECREASE * t * slope:
+                # The vertex of the parabola through what is known, kept away from the ends of the bracket.
+                vertex = 0.5 * slope * t * t / (slope * t - rise) if math.isfinite(rise) else 0.0
+                high, t = t, min(max(vertex, low + 0.1 * (t - low)), low + 0.5 * (t - low))
+                continue
+            gradient = self._gradient()
+            carried = self._carry([direction, state["gradient"], *state["steps"], *state["changes"]], t * direction)
+            if gradient @ carried[0] >= CURVATURE * slope:
+                self._remember(state, carried, gradient, t)
+                self._arrive(state, loss, gradient)
+                return
+            low, t = t, (2 * t if high == math.inf else 0.5 * (t + high))
+        self._move(start, direction, low)
+        state["steps"], state["changes"] = [], []
+        if not low:
+            self.stalled_steps += 1
+        self._arrive(state, evaluate(), self._gradient())
+
+    def _arrive(self, state: dict[str, Any], loss: float, gradient: Tensor) -> None:
+        if not math.isfinite(loss) or not bool(gradient.isfinite().all()):
+            raise ValueError(f"the loss is {loss} or its gradient is not finite; start from another point")
+        state["loss"], state["gradient"] = loss, gradient
+        self._seen = self._versions()
+
+    def _remember(self, state: dict[str, Any], carried: list[Tensor], gradient: Tensor, t: float) -> None:
+        """The carried pairs and the new one; the oldest goes."""
+        direction, before, *memory = carried
+        half = len(memory) // 2
+        keep = slice(1 - self.defaults["history_size"] or half, None)
+        state["steps"] = [*memory[:half][keep], t * direction]
+        state["changes"] = [*memory[half:][keep], gradient - before]
+
+    def _direction(self, state: dict[str, Any]) -> Tensor:
+        """``-H g`` by the two loops, with ``H = s^T y / y^T y`` of the newest pair as a start."""
+        q = -state["gradient"]
+        pairs = [(s, y, float(s @ y)) for s, y in zip(state["steps"], state["changes"], strict=True)]
+        pairs = [pair for pair in pairs if pair[2] > 0]
+        weights = []
+        for s, y, sy in reversed(pairs):
+            weights.append(float(s @ q) / sy)
+            q.add_(y, alpha=-weights[-1])
+        if pairs:
+            _, y, sy = pairs[-1]
+            q.mul_(sy / float(y @ y))
+        for s, y, sy in pairs:
+            q.add_(s, alpha=weights.pop() - float(y @ q) / sy)
+        return q
+
+    def _first_trial(self, state: dict[str, Any], direction: Tensor) -> float:
+        """A unit step, unless it is too long for the points, or no scale is known yet for ordinary parameters."""
+        t = 1.0
+        for p, part in zip(self._parameters, self._split(direction), strict=True):
+            point = point_of(p)
+            if point is not None:
+                reach = 2 * point.group.norm_bound(point.group.scale(point.group.unpack(part))).max().item()
+                longest = DEFAULT_RADIUS if point.chart.carries_by_bracket() else LONGEST_TRIAL
+                t = min(t, longest / reach) if reach else t
+            elif not state["steps"]:
+                t = min(t, 1 / max(part.norm().item(), 1e-300))
+        return t
+
+    # ------------------------------------------------------------------ places
+    @property
+    def _parameters(self) -> list[Tensor]:
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def _places(self) -> list[Tensor]:
+        """What a move changes: the frame of a point, an ordinary parameter itself."""
+        points = ((p, point_of(p)) for p in self._parameters)
+        return [p if point is None else point.frame for p, point in points]
+
+    def _versions(self) -> list[int]:
+        return [place._version for place in self._places()]
+
+    def _gradient(self) -> Tensor:
+        parts = [torch.zeros_like(p) if p.grad is None else p.grad for p in self._parameters]
+        return torch.cat([part.flatten() for part in parts])
+
+    def _split(self, flat: Tensor) -> list[Tensor]:
+        parameters = self._parameters
+        parts = flat.split([p.numel() for p in parameters])
+        return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
+
+    def _move(self, start: list[Tensor], direction: Tensor, t: float) -> bool:
+        """Everything to ``start + t direction``; False where a point would overflow."""
+        reached = True
+        places = zip(self._parameters, self._places(), start, self._split(direction), strict=True)
+        for p, place, origin, part in places:
+            point = point_of(p)
+            if point is None:
+                torch.add(origin, part, alpha=t, out=place)
+                continue
+            place.copy_(origin)
+            torch.mul(part, t, out=p)
+            reached &= point.fold() is None
+        return reached
+
+    def _carry(self, vectors: list[Tensor], step: Tensor) -> list[Tensor]:
+        """The vectors in the frame that ``step`` has led to."""
+        points = [point_of(p) for p in self._parameters]
+        if all(point is None or point.group.trivial_transport for point in points):
+            return vectors
+        stacked = torch.stack(vectors)
+        columns = stacked.split([p.numel() for p in self._parameters], -1)
+        for p, point, part, column in zip(self._parameters, points, self._split(step), columns, strict=True):
+            if point is not None and not point.group.trivial_transport:
+                group = point.group
+                along = group.unpack(part.expand(len(vectors), *p.shape))
+                carried = point.chart.carry(along, group.unpack(column.reshape(-1, *p.shape)))
+                column.copy_(group.pack(carried).flatten(1))
+        return list(stacked)

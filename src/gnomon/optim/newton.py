@@ -1,0 +1,241 @@
+"""Newton-like minimization with a structured preconditioner."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from ..frames import Chart
+from ..groups import Dense, Element, Group, SymmetricOperator
+from ..groups.base import accumulate, add, times
+from ..manifolds import all_finite, full_precision
+from .hessian import Diagonals, as_diagonals
+from .moving_frame import DEFAULT_RADIUS
+
+Structure = Group | Callable[[int], Group]
+
+
+class StructuredNewton(Optimizer):
+    """Minimizes a function with a preconditioner ``S^-1`` on an SPD submanifold, learned from curvature (Sec. opt_dl).
+
+    With ``M = A^T (H + damping I) A`` for the Hessian H, and P the restriction to the structure (it keeps diagonals and
+    symmetric blocks and doubles couplings)::
+
+        m  <- precond_momentum m + precond_lr / 2 P(M - I)        A <- A Exp(-m)        (S^-1 = A A^T)
+        v  <- momentum v + lr A A^T g                             x <- x - v
+
+    This is the Gaussian submanifold update for (x, S^-1) with ``gamma = lr``: to first order
+    ``S <- (1 - precond_lr) S + precond_lr (H + damping I)``, while S stays positive definite whatever the Hessian is.
+    With both momenta 0 it is structured natural-gradient descent (Lin et al. 2021). A linear change of the parameters
+    by an element of the structure's group (its transpose for form "B") changes the whole trajectory alike.
+
+    Args:
+        params: parameters, or groups of them; each group is one flat vector with a preconditioner of its own.
+        structure: a group, or a function from the number of parameters to one; dense unless given.
+        lr: step size for the parameters; 1 is a Newton step.
+        momentum: weight of the parameters' previous step.
+        precond_lr: weight of the current Hessian in S.
+        precond_momentum: weight of the preconditioner's previous step.
+        damping: a multiple of the identity added to the Hessian.
+        hessian: where diagonals come from: ``"hutchinson"`` (one random product), ``"exact"``, a function that
+            returns the diagonal at the current parameters, or :class:`~gnomon.optim.Banded`,
+            :class:`~gnomon.optim.Colored`, :class:`~gnomon.optim.Hutchinson`. Dense rows are always exact.
+        form: ``"A"`` keeps ``S^-1 = A A^T`` (Eq. no_mat_inv_opt), which needs products alone; ``"B"`` keeps
+            ``S = B B^T`` (Eq. sngd_dl), which solves with B. They agree to first order for transposed structures.
+        init: the starting S is this multiple of the identity; None takes the root mean square of the first diagonal.
+
+    ``step(closure)`` takes a closure that returns the loss and does **not** call ``backward()``. A step costs one
+    gradient and a fixed number of Hessian-vector products: k for ``Dense(k)``, head + tail and the diagonal for
+    ``Heisenberg``, rank and the diagonal for ``Arrow``, the diagonal for ``Diagonal``; a diagonal costs ``samples``
+    (Hutchinson), ``width + 1`` (Banded), one a color (Colored), none (given) or its length (exact).
+    ``hessian_products`` counts them. A step of the preconditioner is cut back, with its momentum, where it would change
+    S in some direction by more than a factor e. Loss, gradient or curvature that is not finite: the step is skipped,
+    and ``skipped_steps`` counts it.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        structure: Structure | None = None,
+        lr: float = 1.0,
+        momentum: float = 0.0,
+        precond_lr: float = 0.1,
+        precond_momentum: float = 0.0,
+        damping: float = 0.0,
+        hessian: str | Diagonals | Callable[[], Tensor] = "hutchinson",
+        form: Literal["A", "B"] = "A",
+        init: float | None = None,
+    ) -> None:
+        for name, value in (("lr", lr), ("precond_lr", precond_lr)):
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
+        for name, value in (("momentum", momentum), ("precond_momentum", precond_momentum)):
+            if not 0 <= value < 1:
+                raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
+        if not 0 <= damping < math.inf:
+            raise ValueError(f"damping must be finite and at least 0, got {damping!r}")
+        if form not in ("A", "B"):
+            raise ValueError(f"form must be 'A' or 'B', got {form!r}")
+        if init is not None and not 0 < init < math.inf:
+            raise ValueError(f"init must be a positive multiple of the identity, or None, got {init!r}")
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "momentum": momentum,
+                "precond_lr": precond_lr,
+                "precond_momentum": precond_momentum,
+                "damping": damping,
+                "init": init,
+            },
+        )
+        self.structure = structure
+        self.form = form
+        self.diagonals = as_diagonals(hessian)
+        self.hessian_products = 0
+        self.skipped_steps = 0
+        for group in self.param_groups:
+            self._chart(group)  # a structure that does not fit is an error here, not at the first step
+
+    def _chart(self, group: dict[str, Any]) -> Chart:
+        size = sum(p.numel() for p in group["params"])
+        structure = Dense(size) if self.structure is None else self.structure
+        structure = structure if isinstance(structure, Group) else structure(size)
+        if structure.k != size:
+            raise ValueError(
+                f"structure {structure} has k = {structure.k}, but a group of params has {size} numbers; give a "
+                "function from the number to a structure, such as gnomon.groups.Arrow"
+            )
+        return Chart(structure, "outer" if self.form == "A" else "inverse")
+
+    # ------------------------------------------------------------------ the step
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
+        if closure is None:
+            raise ValueError("closure is None, but the Hessian needs the loss; pass a closure that returns it")
+        with torch.enable_grad():
+            loss = closure()
+            gradients = self._gradients(loss)
+        updates = [self._update(group, gradients) for group in self.param_groups]
+        if all_finite(loss.detach(), *[tensor for update in updates for tensor in update]):
+            for group, (velocity, momentum, frame) in zip(self.param_groups, updates, strict=True):
+                state = self.state[group["params"][0]]
+                state["velocity"], state["precond_momentum"], state["frame"] = velocity, momentum, frame
+                for p, part in zip(group["params"], _split(velocity, group["params"]), strict=True):
+                    p.sub_(part)
+        else:
+            self._skip()
+        return loss.detach()
+
+    def _update(self, group: dict[str, Any], gradients: dict[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        """The new velocity of the parameters, momentum of the preconditioner and frame; nothing is changed yet."""
+        chart, params = self._chart(group), group["params"]
+        structure = chart.group
+        gradient = torch.cat([gradients[p].detach().flatten() for p in params])
+        hessian = self._hessian(params, gradients, group["damping"], gradient)
+        with full_precision(gradient):
+            state = self.state[params[0]]
+            if "frame" in state:
+                frame = structure.unpack(state["frame"])
+            else:
+                frame = self._start(structure, hessian, group["init"], gradient)
+            old = structure.unpack(state["precond_momentum"]) if "frame" in state else times(0, frame)
+            velocity = group["lr"] * self._precondition(structure, frame, gradient)
+            if group["momentum"] and "velocity" in state:
+                velocity.add_(state["velocity"], alpha=group["momentum"])
+            momentum = self._pressure(structure, frame, hessian, 2 * group["precond_lr"])
+            accumulate(momentum, old, group["precond_momentum"])
+            momentum = _bounded(structure, momentum)
+            step = times(-1, momentum)
+            carried = chart.carry(step, momentum)
+            return velocity, structure.pack(carried), structure.pack(chart.retract(frame, step))
+
+    def _skip(self) -> None:
+        if self.skipped_steps == 0:
+            warnings.warn(
+                "the loss, its gradient or its curvature is not finite: the step was skipped, and nothing changed; "
+                "look at the loss, or take a smaller lr (further ones are only counted, in optimizer.skipped_steps)",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+        self.skipped_steps += 1
+
+    # ------------------------------------------------------------------ derivatives
+    def _gradients(self, loss: Tensor) -> dict[Tensor, Tensor]:
+        params = [p for group in self.param_groups for p in group["params"]]
+        try:
+            found = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "the loss that the closure returned cannot be differentiated; return it without calling backward() "
+                f"or detach() ({error})"
+            ) from error
+        return dict(zip(params, found, strict=True))
+
+    def _hessian(
+        self, params: list[Tensor], gradients: dict[Tensor, Tensor], damping: float, like: Tensor
+    ) -> SymmetricOperator:
+        curved = [p for p in params if gradients[p].requires_grad]  # where the loss is linear there is no graph
+
+        def product(rows: Tensor) -> Tensor:
+            self.hessian_products += len(rows)
+            if not curved:
+                return torch.zeros_like(rows)
+            parts = dict(zip(params, _split(rows, params), strict=True))
+            products = torch.autograd.grad(
+                [gradients[p] for p in curved],
+                params,
+                [parts[p] for p in curved],
+                retain_graph=True,
+                is_grads_batched=True,
+                materialize_grads=True,
+            )
+            return torch.cat([x.flatten(1) for x in products], -1)
+
+        return SymmetricOperator(len(like), product, lambda part: self.diagonals(part, like), damping)
+
+    # ------------------------------------------------------------------ the preconditioner
+    def _start(self, structure: Group, hessian: SymmetricOperator, init: float | None, like: Tensor) -> Element:
+        """``S = init I`` in either form."""
+        size = init or hessian.diagonal().square().mean().sqrt().item() or 1.0
+        root = size**-0.5 if self.form == "A" else size**0.5
+        return structure.from_diagonal(torch.full_like(like, root))
+
+    def _precondition(self, structure: Group, frame: Element, gradient: Tensor) -> Tensor:
+        """``S^-1 g``."""
+        if self.form == "A":
+            return structure.matvec(frame, structure.rmatvec(frame, gradient))
+        return structure.rsolve(frame, structure.solve(frame, gradient))
+
+    def _pressure(self, structure: Group, frame: Element, hessian: SymmetricOperator, size: float) -> Element:
+        """``size D.<E, M - I>``: the gradient in the preconditioner's coordinates, ``size`` times."""
+        identity = structure.identity_like(frame)
+        if self.form == "A":
+            m = structure.congruence(frame, hessian)
+        else:  # M = B^-1 H B^-T, a congruence by B^-T in the transposed group
+            turned = structure.transposed
+            m = turned.transpose(turned.congruence(structure.transpose(structure.ldiv(frame, identity)), hessian))
+        return times(size, structure.scale(add(m, structure.dual(identity), -1)))
+
+    # ------------------------------------------------------------------ copies and pickles
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("structure", "form", "diagonals", "hessian_products", "skipped_steps")
+        return {**super().__getstate__(), **{name: vars(self)[name] for name in own}}
+
+
+def _split(flat: Tensor, params: list[Tensor]) -> list[Tensor]:
+    """A flat vector, or rows of them, in the shapes of the parameters."""
+    parts = flat.split([p.numel() for p in params], -1)
+    return [part.reshape(*flat.shape[:-1], *p.shape) for part, p in zip(parts, params, strict=True)]
+
+
+def _bounded(structure: Group, momentum: Element) -> Element:
+    """Cut back to where no direction of S changes by more than a factor e."""
+    share = DEFAULT_RADIUS / (2 * structure.norm_bound(structure.scale(momentum)))
+    return tuple(share.clamp(max=1) * block for block in momentum)
