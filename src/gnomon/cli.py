@@ -1,7 +1,8 @@
-"""The command line: ``gnomon demo``."""
+"""The command line: ``gnomon demo | reproduce``."""
 
 from __future__ import annotations
 
+from enum import Enum
 from pathlib import Path
 from typing import Annotated
 
@@ -52,3 +53,43 @@ def demo(
     from .experiments.demo import demo as run
 
     run(output, iterations, seed)
+
+
+class Figure(str, Enum):
+    """What can be reproduced."""
+
+    metric_nearness = "metric-nearness"
+    log_det = "log-det"
+    gmm = "gmm"
+    rosenbrock = "rosenbrock"
+    all = "all"
+
+
+@main.command()
+def reproduce(
+    name: Annotated[Figure, typer.Argument(help="A figure of the paper, or all four.")],
+    output: Annotated[Path, typer.Option(help="Folder for the results: each figure gets one of its own.")] = Path(
+        "runs"
+    ),
+    quick: Annotated[bool, typer.Option("--quick", help="Small sizes; all four in under two minutes.")] = False,
+) -> None:
+    """Run the paper's manifold experiments: every method of a figure, its curves and a results page.
+
+    First every method with the same step and momentum, then each with its own best step from a small grid. Writes
+    results.json, PNG plots and index.html into OUTPUT/NAME. A run that was interrupted continues where it was.
+    """
+    import torch
+
+    from .experiments.reproduce import EXPERIMENTS
+    from .experiments.reproduce import reproduce as run
+
+    torch.set_num_threads(1)  # methods are compared by the work of one thread
+    try:
+        for experiment in EXPERIMENTS if name is Figure.all else [name.value]:
+            run(experiment, output, quick=quick)
+    except KeyboardInterrupt:
+        typer.echo("Interrupted. What is finished is kept: run the same command again to go on.", err=True)
+        raise typer.Exit(130) from None
+    except OSError as error:
+        typer.echo(f"cannot write to --output {output}: {error}; choose another folder", err=True)
+        raise typer.Exit(1) from None

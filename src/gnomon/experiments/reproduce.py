@@ -1,0 +1,226 @@
+"""The paper's figures as named, resumable runs."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import statistics
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from . import figures, page
+from .manifold import MIXTURE_SCALES, SPD_SCALES, mixture_trials, spd_trials
+from .rosenbrock import FULL, QUICK, rosenbrock_trials
+from .trials import Curve, Store, Trial, run_trials, write_atomically
+
+SOLVED = 1e-6
+"""The share of the initial gap whose first crossing ranks settings."""
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A figure of the paper."""
+
+    title: str
+    trials: Callable[[bool], Iterator[Trial]]
+    scale: Callable[[bool], Any]
+    """What is part of the configuration: a change of it makes new trials."""
+    axes: tuple[str, ...] = ("iterations", "time")
+
+
+EXPERIMENTS = {
+    "metric-nearness": Experiment(
+        "Metric nearness (Fig. a)",
+        lambda quick: spd_trials("metric-nearness", quick),
+        lambda quick: SPD_SCALES["metric-nearness"][quick],
+    ),
+    "log-det": Experiment(
+        "Log-determinant optimization (Fig. b)",
+        lambda quick: spd_trials("log-det", quick),
+        lambda quick: SPD_SCALES["log-det"][quick],
+    ),
+    "gmm": Experiment(
+        "Maximum likelihood of Gaussian mixtures (Fig. c)", mixture_trials, lambda quick: MIXTURE_SCALES[quick]
+    ),
+    "rosenbrock": Experiment(
+        "Rosenbrock's function with a structured preconditioner (Fig. d)",
+        rosenbrock_trials,
+        lambda quick: QUICK if quick else FULL,
+        axes=("iterations", "evaluations", "time"),
+    ),
+}
+
+
+def reproduce(name: str, output: Path, *, quick: bool = False, console: Console | None = None) -> Path:
+    """Run what is missing of an experiment and write its results; returns the path of the page."""
+    console = console or Console()
+    experiment = EXPERIMENTS[name]
+    folder = output / name
+    configuration = {"name": name, "quick": quick, "scale": asdict(experiment.scale(quick))}
+    curves = _run(experiment, Store(folder / "trials", configuration), quick, console)
+    results = Results(curves)
+    _write_json(folder / "results.json", configuration, results)
+    pictures = [folder / f"{axis}.png" for axis in experiment.axes]
+    panels, minima = results.panels()
+    for axis, picture in zip(experiment.axes, pictures, strict=True):
+        figures.plot(panels, minima, axis, picture)
+    sections = [(f"Against {figures.AXES[p.stem][0]}", page.image(p)) for p in pictures]
+    console.print(experiment.title, style="bold")
+    for title in panels:
+        header, rows = results.table(title)
+        sections.append((title, page.table(header, rows)))
+        console.print(_terminal_table(title, header, rows))
+    index = folder / "index.html"
+    write_atomically(index, page.page(experiment.title, sections, _footer(quick)))
+    console.print(f"Results: {index}\n", soft_wrap=True)
+    return index
+
+
+def _run(experiment: Experiment, store: Store, quick: bool, console: Console) -> list[Curve]:
+    trials = list(experiment.trials(quick))
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    curves = []
+    with Progress(*columns, console=console, transient=True) as progress:
+        bar = progress.add_task(experiment.title, total=len(trials))
+        for trial, curve in zip(trials, run_trials(trials, store), strict=True):
+            progress.update(bar, advance=1, description=f"{trial.panel}: {trial.method}")
+            curves.append(curve)
+    return curves
+
+
+# ---------------------------------------------------------------------- what the curves say
+class Results:
+    """The curves of an experiment, gathered by panel, method and settings; a group holds one curve a seed."""
+
+    def __init__(self, curves: list[Curve]) -> None:
+        self.curves = curves
+        self.minima = {
+            panel: min(_least(curve) for curve in curves if curve.panel == panel)
+            for panel in dict.fromkeys(curve.panel for curve in curves)
+        }
+        self._groups: dict[str, list[list[Curve]]] = {}
+        for panel in self.minima:
+            groups = self._by_settings(panel)
+            shared = [group for group in groups if group[0].shared]
+            best = [min(of_method, key=self._rank) for of_method in self._by_method(groups)]
+            if shared:
+                self._groups[f"{panel}: the same step for all, {_words(shared[0][0].settings)}"] = shared
+            self._groups[f"{panel}: each method with its own best settings"] = best
+
+    def _by_settings(self, panel: str) -> list[list[Curve]]:
+        groups: dict[tuple[str, str], list[Curve]] = {}
+        for curve in self.curves:
+            if curve.panel == panel:
+                groups.setdefault((curve.method, _words(curve.settings)), []).append(curve)
+        return list(groups.values())
+
+    def _by_method(self, groups: list[list[Curve]]) -> list[list[list[Curve]]]:
+        methods: dict[str, list[list[Curve]]] = {}
+        for group in groups:
+            methods.setdefault(group[0].method, []).append(group)
+        return list(methods.values())
+
+    def _rank(self, group: list[Curve]) -> tuple[float, float]:
+        """The iterations to solve the problem; where that is not reached, the final loss."""
+        return _average(group, self._iterations), _average(group, lambda curve: curve.final)
+
+    def _iterations(self, curve: Curve) -> float:
+        minimum = self.minima[curve.panel]
+        if curve.minimum is None:
+            return math.inf  # the least loss seen is one method's own
+        target = SOLVED * (curve.loss[0] - minimum) + minimum
+        return next((float(i) for i, loss in enumerate(curve.loss) if loss <= target), math.inf)
+
+    def panels(self) -> tuple[dict[str, list[Curve]], dict[str, float]]:
+        """Titles to curves, and to the loss that counts as zero."""
+        panels = {title: [curve for group in groups for curve in group] for title, groups in self._groups.items()}
+        return panels, {title: self.minima[curves[0].panel] for title, curves in panels.items()}
+
+    def table(self, title: str) -> tuple[list[str], list[list[str]]]:
+        """A row a method."""
+        columns = self._columns(self._groups[title][0][0])
+        rows = [[show(group) for show in columns.values()] for group in self._groups[title]]
+        return list(columns), rows
+
+    def _columns(self, example: Curve) -> dict[str, Callable[[list[Curve]], str]]:
+        """What is worth showing of curves such as this one."""
+        columns: dict[str, Callable[[list[Curve]], str]] = {
+            "method": lambda group: group[0].method,
+            "settings": lambda group: _words(group[0].settings),
+            "CPU ms / iteration": lambda group: f"{1e3 * _median(group, lambda c: c.seconds_per_iteration):.2f}",
+        }
+        if example.minimum is not None:
+            columns["final gap"] = lambda group: _number(_average(group, lambda c: c.final - self.minima[c.panel]), "e")
+            columns[f"iterations to {SOLVED:g}"] = lambda group: _number(_average(group, self._iterations), "f")
+        else:
+            columns["final loss"] = lambda group: _number(_average(group, lambda c: c.final), "g")
+            columns["off the submanifold by"] = lambda group: f"{max(max(c.notes.values()) for c in group):.2g}"
+        if example.evaluations:
+            columns["gradients"] = lambda group: _number(_average(group, lambda c: self._spent(c, c.evaluations)), "f")
+            columns["CPU s"] = lambda group: f"{_average(group, lambda c: self._spent(c, c.seconds)):.2f}"
+        return columns
+
+    def _spent(self, curve: Curve, along: list[float]) -> float:
+        """What it took to solve the problem, or all that was spent where it was not solved."""
+        iterations = self._iterations(curve)
+        return along[int(iterations) if math.isfinite(iterations) else -1]
+
+
+def _least(curve: Curve) -> float:
+    return curve.minimum if curve.minimum is not None else min(curve.loss)
+
+
+def _average(group: list[Curve], quantity: Callable[[Curve], float]) -> float:
+    return sum(map(quantity, group)) / len(group)
+
+
+def _median(group: list[Curve], quantity: Callable[[Curve], float]) -> float:
+    return statistics.median(map(quantity, group))
+
+
+def _number(value: float, style: str) -> str:
+    return {"e": f"{value:.1e}", "f": f"{value:.0f}", "g": f"{value:.5f}"}[style] if math.isfinite(value) else "-"
+
+
+def _words(settings: dict[str, float]) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in settings.items())
+
+
+# ---------------------------------------------------------------------- output
+def _write_json(path: Path, configuration: dict[str, Any], results: Results) -> None:
+    data = {
+        "configuration": configuration,
+        "versions": _versions(),
+        "minima": results.minima,
+        "tables": {title: results.table(title) for title in results.panels()[0]},
+        "curves": [asdict(curve) for curve in results.curves],
+    }
+    write_atomically(path, json.dumps(data) + "\n")
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version()} | {name: version(name) for name in ("gnomon", "torch", "scipy")}
+
+
+def _footer(quick: bool) -> str:
+    versions = ", ".join(f"{name} {number}" for name, number in _versions().items())
+    small = " Small sizes (--quick): they show that everything runs, not the figures." if quick else ""
+    return f"{versions}; CPU time of the process, one BLAS thread.{small}"
+
+
+def _terminal_table(title: str, header: list[str], rows: list[list[str]]) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for i, name in enumerate(header):
+        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i == 0)
+    for row in rows:
+        table.add_row(*row, style="bold" if row[0].startswith("ours") else "")
+    return table

@@ -1,0 +1,157 @@
+"""Figure d of the paper: structured preconditioning of Rosenbrock's function."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from scipy.optimize import minimize
+
+from ..groups import Heisenberg
+from ..optim import Banded, StructuredNewton
+from ..problems import Rosenbrock
+from .trials import Recorder, Trial
+
+TARGET = 1e-6
+"""The share of the initial gap at which a run ends."""
+HVP_COST = 2
+"""A Hessian-vector product in gradients: it differentiates the gradient, backward again."""
+HEAD = TAIL = 5
+
+OURS = "ours"
+NGD = "structured NGD"
+Form = Literal["mild", "chained"]
+Grid = dict[str, tuple[float, ...]]
+
+
+@dataclass(frozen=True)
+class Scale:
+    """Sizes and grids of a run; BFGS keeps a dense matrix and so gets an iteration limit of its own."""
+
+    d: int
+    iterations: dict[Form, int]
+    bfgs_iterations: int
+    ours: dict[Form, Grid]
+    ngd: dict[Form, Grid]
+    adam: dict[Form, Grid]
+
+
+FULL = Scale(
+    d=1000,
+    iterations={"mild": 2000, "chained": 8000},
+    bfgs_iterations=1000,
+    ours={
+        "mild": {"lr": (0.5, 1.0, 1.5), "momentum": (0.8, 0.9), "precond_lr": (0.1,), "precond_momentum": (0.0, 0.5)},
+        "chained": {"lr": (0.4, 0.8), "momentum": (0.95,), "precond_lr": (0.02, 0.04), "precond_momentum": (0.0, 0.5)},
+    },
+    ngd={
+        "mild": {"lr": (0.5, 0.8, 0.9, 0.95), "precond_lr": (0.1, 0.5)},
+        "chained": {"lr": (0.25, 0.5, 1.0), "precond_lr": (0.05, 0.1)},
+    },
+    adam={
+        "mild": {"lr": (0.03, 0.1, 0.3, 0.6, 1.0)},
+        "chained": {"lr": (0.01, 0.03, 0.1, 0.2, 0.3)},
+    },
+)
+QUICK = Scale(
+    d=200,
+    iterations={"mild": 600, "chained": 300},
+    bfgs_iterations=150,
+    ours={
+        "mild": {"lr": (1.0,), "momentum": (0.9,), "precond_lr": (0.1,), "precond_momentum": (0.5,)},
+        "chained": {"lr": (0.4,), "momentum": (0.95,), "precond_lr": (0.04,), "precond_momentum": (0.0,)},
+    },
+    ngd={"mild": {"lr": (0.9,), "precond_lr": (0.1,)}, "chained": {"lr": (0.5,), "precond_lr": (0.1,)}},
+    adam={"mild": {"lr": (0.3, 0.6)}, "chained": {"lr": (0.1, 0.3)}},
+)
+
+
+def points(grid: Grid) -> Iterator[dict[str, float]]:
+    """Every combination."""
+    for values in itertools.product(*grid.values()):
+        yield dict(zip(grid, values, strict=True))
+
+
+def rosenbrock_trials(quick: bool) -> Iterator[Trial]:
+    """Both forms of the function, every method with every setting of its grid."""
+    scale = QUICK if quick else FULL
+    for form in ("mild", "chained"):
+        runs: list[tuple[str, dict[str, float], Callable[..., None]]] = [
+            *[(OURS, settings, _newton) for settings in points(scale.ours[form])],
+            *[(NGD, settings, _newton) for settings in points(scale.ngd[form])],
+            *[("Adam", settings, _adam) for settings in points(scale.adam[form])],
+            ("L-BFGS (SciPy)", {}, partial(_scipy, "L-BFGS-B")),
+            ("BFGS (SciPy)", {}, partial(_scipy, "BFGS")),
+        ]
+        for method, settings, run in runs:
+            problem = Rosenbrock(scale.d, form)
+            limit = scale.bfgs_iterations if method.startswith("BFGS") else scale.iterations[form]
+            yield Trial(form, method, settings, 0, partial(run, problem, settings, limit), problem.minimum)
+
+
+def _solved(record: Recorder) -> bool:
+    return record.curve.loss[-1] <= TARGET * record.curve.loss[0]
+
+
+def _newton(problem: Rosenbrock, settings: dict[str, float], iterations: int, record: Recorder) -> None:
+    x = problem.start()
+    optimizer = StructuredNewton([x], Heisenberg(problem.d, HEAD, TAIL), hessian=Banded(1), **settings)  # type: ignore[arg-type]
+    for iteration in range(iterations):
+        before = optimizer.hessian_products
+        loss = optimizer.step(lambda: problem(x))
+        record(loss.item(), iteration + HVP_COST * before)
+        if _solved(record):
+            break
+
+
+def _adam(problem: Rosenbrock, settings: dict[str, float], iterations: int, record: Recorder) -> None:
+    x = problem.start()
+    optimizer = torch.optim.Adam([x], **settings)  # type: ignore[arg-type]
+    for iteration in range(iterations):
+        optimizer.zero_grad()
+        loss = problem(x)
+        loss.backward()
+        record(loss.item(), iteration)
+        if _solved(record):
+            break
+        optimizer.step()
+
+
+class _SolvedError(Exception):
+    """Leaves SciPy's loop."""
+
+
+def _scipy(method: str, problem: Rosenbrock, settings: dict[str, float], iterations: int, record: Recorder) -> None:
+    evaluations = 0
+    last: dict[bytes, float] = {}
+
+    def value_and_gradient(x: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+        nonlocal evaluations
+        evaluations += 1
+        point = torch.from_numpy(x.copy()).requires_grad_()
+        loss = problem(point)
+        loss.backward()
+        assert point.grad is not None
+        last[x.tobytes()] = loss.item()
+        return loss.item(), point.grad.numpy()
+
+    def callback(x: np.ndarray[Any, Any]) -> None:
+        loss = last[x.tobytes()]
+        last.clear()
+        record(loss, evaluations)
+        if _solved(record):
+            raise _SolvedError
+
+    start = problem.start().detach().numpy()
+    record(problem(torch.from_numpy(start)).item(), 0)
+    options: dict[str, Any] = {"maxiter": iterations, "gtol": 1e-12}
+    if method == "L-BFGS-B":
+        options |= {"maxfun": 10 * iterations, "ftol": 0.0}
+    with suppress(_SolvedError):
+        minimize(value_and_gradient, start, jac=True, method=method, callback=callback, options=options)

@@ -1,0 +1,152 @@
+"""Trials: one method with one setting on one problem, recorded as a curve and kept on disk, so that runs resume."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Curve:
+    """How a trial went: the loss at the start and after each iteration, with what had been spent until then."""
+
+    panel: str
+    method: str
+    settings: dict[str, float]
+    seed: int
+    shared: bool = False
+    """Whether these are the settings that all methods share."""
+    minimum: float | None = None
+    loss: list[float] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    evaluations: list[float] = field(default_factory=list)
+    """In gradients; a Hessian-vector product counts as two."""
+    notes: dict[str, float] = field(default_factory=dict)
+    """What else was measured."""
+    failure: str | None = None
+
+    @property
+    def gaps(self) -> list[float]:
+        return [loss - (self.minimum or 0.0) for loss in self.loss]
+
+    @property
+    def final(self) -> float:
+        """The last loss; infinite where the method failed or left the start's level."""
+        last = self.loss[-1] if self.loss else math.inf
+        return last if self.failure is None and last <= self.loss[0] else math.inf
+
+    @property
+    def seconds_per_iteration(self) -> float:
+        return self.seconds[-1] / max(len(self.loss) - 1, 1) if self.seconds else math.nan
+
+    def iterations_to(self, share: float) -> int | None:
+        """How many iterations brought the gap to this share of the initial one."""
+        gaps = self.gaps
+        return next((i for i, gap in enumerate(gaps) if gap <= share * gaps[0]), None)
+
+
+class Recorder:
+    """Fills a curve. The clock is the process's CPU time, and stands still while a value is recorded."""
+
+    def __init__(self, curve: Curve) -> None:
+        self.curve = curve
+        self._spent = 0.0
+        self._since = time.process_time()
+
+    def __call__(self, loss: float, evaluations: float | None = None) -> None:
+        """Note a loss; one that is not finite ends the trial."""
+        self._spent += time.process_time() - self._since
+        if not math.isfinite(loss):
+            raise FloatingPointError("the loss is not finite")
+        self.curve.loss.append(loss)
+        self.curve.seconds.append(float(f"{self._spent:.6g}"))
+        if evaluations is not None:
+            self.curve.evaluations.append(evaluations)
+        self.resume()
+
+    def pause(self) -> None:
+        self._spent += time.process_time() - self._since
+
+    def resume(self) -> None:
+        self._since = time.process_time()
+
+
+class _RehearsedError(Exception):
+    """Leaves a run that has been going on for long enough."""
+
+
+class Rehearsal(Recorder):
+    """A run of a few iterations: the first use of a factorization in torch takes long, and no method should pay it."""
+
+    def __call__(self, loss: float, evaluations: float | None = None) -> None:
+        super().__call__(loss, evaluations)
+        if len(self.curve.loss) == 3:
+            raise _RehearsedError
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What to run: ``run`` is given a recorder."""
+
+    panel: str
+    method: str
+    settings: dict[str, float]
+    seed: int
+    run: Callable[[Recorder], None]
+    minimum: float | None = None
+    shared: bool = False
+
+    def __call__(self) -> Curve:
+        for recorder in (Rehearsal, Recorder):
+            curve = Curve(self.panel, self.method, self.settings, self.seed, self.shared, self.minimum)
+            try:
+                self.run(recorder(curve))
+            except _RehearsedError:
+                continue
+            except (FloatingPointError, ValueError, RuntimeError) as error:
+                curve.failure = str(error)  # a method that diverges is a result
+        return curve
+
+
+class Store:
+    """Finished trials in a folder, one file each; a trial of another configuration has another name."""
+
+    def __init__(self, folder: Path, configuration: dict[str, Any]) -> None:
+        self.folder = folder
+        self.configuration = configuration
+
+    def _path(self, trial: Trial) -> Path:
+        what = [self.configuration, trial.panel, trial.method, trial.settings, trial.seed]
+        return self.folder / f"{hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]}.json"
+
+    def load(self, trial: Trial) -> Curve | None:
+        path = self._path(trial)
+        return Curve(**json.loads(path.read_text())) if path.exists() else None
+
+    def save(self, trial: Trial, curve: Curve) -> None:
+        write_atomically(self._path(trial), json.dumps(asdict(curve)))
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """All of it or nothing, whenever the process ends."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(path.name + ".part")
+    temporary.write_text(text)
+    os.replace(temporary, path)  # noqa: PTH105  # Path.replace says less clearly that it is atomic
+
+
+def run_trials(trials: Iterable[Trial], store: Store) -> Iterator[Curve]:
+    """The curves, from disk where they are there."""
+    for trial in trials:
+        curve = store.load(trial)
+        if curve is None:
+            curve = trial()
+            store.save(trial, curve)
+        yield curve
