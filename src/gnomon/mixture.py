@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import numbers
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable
 from copy import deepcopy
 from dataclasses import dataclass, field
 from functools import partial
@@ -43,7 +43,7 @@ MEMORY = 20
 """Evaluations of an L-BFGS line search at most, and the pairs that it remembers."""
 
 MOMENTUM = 0.9
-"""Of mini-batch steps; the average that it makes of gradients has weight one, so that it does not change their length."""
+"""Of mini-batch steps: they follow a running average of gradients, which is no longer than a gradient is."""
 
 
 class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
@@ -71,30 +71,29 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         random_state: a seed or a :class:`numpy.random.RandomState`, for k-means, mini-batches and :meth:`sample`.
         verbose: 1 prints every tenth iteration, 2 each one.
 
-    **Optimizer.** Without ``batch_size`` it is L-BFGS with a strong Wolfe line search, one iteration for each position of
-    the frame: it has no learning rate, its line search never accepts a worse point, and near the optimum it needs fewer
-    iterations than EM, whose rate depends on how far the components overlap. With ``batch_size`` it is stochastic
-    natural-gradient descent with momentum: each component's gradient is divided by its weight, which is the metric of
-    the completed data, so that a step of length 1 without noise and momentum moves the means as EM does. An idle epoch
-    halves the learning rate.
+    **Optimizer.** Without ``batch_size`` it is L-BFGS with a strong Wolfe line search, one iteration for each position
+    of the frame. It has no learning rate, and near the optimum it needs fewer iterations than EM, whose rate depends on
+    how far the components overlap. With ``batch_size`` it is stochastic natural-gradient descent with momentum: each
+    component's gradient is divided by its weight, which is the metric of the completed data, so that a step of length
+    1 without noise and momentum moves the means as EM does. An idle epoch halves the learning rate.
 
-    **Scale.** The structures that hold the diagonal matrices (all but ``Toeplitz``) are invariant under a change of each
+    **Scale.** Structures that hold the diagonal matrices (all but ``Toeplitz``) are invariant under a change of each
     feature's unit, and so are the steps. k-means and ``reg_covar`` are not: they see standardized features (for other
     structures, features divided by one common scale).
 
-    **Floor.** The likelihood of a mixture is unbounded: a component can shrink onto a few points. So each density is that
-    of data blurred by noise of variance ``reg_covar``, ``log N(x; mu, Sigma) - reg_covar/2 tr Sigma^-1``, which bounds
-    the objective and, as in EM with the same ``reg_covar``, adds it to the variances at the optimum. A component of which
-    some direction rests on this floor, or which has lost its samples, has collapsed: a ``ConvergenceWarning`` says which
-    and along which feature, and ``collapsed_`` lists them.
+    **Floor.** The likelihood of a mixture is unbounded: a component can shrink onto a few points. So each density is
+    that of data blurred by noise of variance ``reg_covar``, ``log N(x; mu, Sigma) - reg_covar/2 tr Sigma^-1``, which
+    bounds the objective and, as in EM with the same ``reg_covar``, adds it to the variances at the optimum. A component
+    of which some direction rests on this floor, or which has lost its samples, has collapsed: a ``ConvergenceWarning``
+    says which and along which feature, and ``collapsed_`` lists them.
 
     Attributes:
         weights_, means_: ``(K,)`` and ``(K, d)``.
         covariances_, precisions_: ``(K, d, d)``, dense, made when asked for.
         components_: the :class:`gnomon.Gaussian` of batch shape ``(K,)``, in the units of the data.
         converged_, n_iter_: whether and after how many iterations the fit has converged.
-        loss_curve_: the negative objective before each iteration (with mini-batches, its average over each epoch), and at
-            the end.
+        loss_curve_: the negative objective before each iteration (with mini-batches, its average over each epoch),
+            and at the end.
         lower_bound_: the objective at the end, an average log-likelihood just below that of :meth:`score`.
         collapsed_: the indices of collapsed components.
         n_features_in_, feature_names_in_: as in scikit-learn.
@@ -138,13 +137,14 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         data = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
         if len(data) < self.n_components:
             raise ValueError(
-                f"X has n_samples={len(data)}, fewer than n_components={self.n_components}; give more samples or ask for "
-                "fewer components"
+                f"X has n_samples={len(data)}, fewer than n_components={self.n_components}; give more samples or ask "
+                "for fewer components"
             )
         group = self._group(data.shape[1])
         units = _Units.of(data, group)
         z = torch.from_numpy(units.standardize(data))
         rng = check_random_state(self.random_state)
+        starts: Iterable[_Run]
         if self.warm_start and hasattr(self, "components_"):
             starts = [self._last_fit(group, units)]
         else:
@@ -163,12 +163,10 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             positive_size(name, getattr(self, name))
         if self.batch_size is not None:
             positive_size("batch_size", self.batch_size)
-        for name in ("reg_covar", "learning_rate"):
+        for name in ("reg_covar", "learning_rate", "tol"):
             value = getattr(self, name)
-            if not (isinstance(value, numbers.Real) and 0 < value < math.inf):
+            if not (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
-        if not (isinstance(self.tol, numbers.Real) and self.tol >= 0):
-            raise ValueError(f"tol must be a gain in log-likelihood, zero or positive, got {self.tol!r}")
 
     def _group(self, d: int) -> Group:
         group = self.structure(d) if callable(self.structure) else None
@@ -184,7 +182,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         """Where the last fit ended, in the units of the new data."""
         components = deepcopy(self.components_)
         expected = Gaussian(group, form=self.form, batch_shape=(self.n_components,), dtype=torch.float64)
-        if components._identity() != expected._identity() or components.batch_shape != expected.batch_shape:
+        if components.group != expected.group or components.batch_shape != expected.batch_shape:
             raise ValueError(
                 f"warm_start=True continues with ({components.extra_repr()}), but the parameters now ask for "
                 f"({expected.extra_repr()}); set warm_start=False"
@@ -232,8 +230,8 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         if not run.converged:
             gain = "" if len(run.curve) < 3 else f" (the last gain was {run.curve[-3] - run.curve[-2]:.1e})"
             warnings.warn(
-                f"the fit has not converged in max_iter={self.max_iter} iterations{gain}; raise max_iter or tol, or go on "
-                "with warm_start=True",
+                f"the fit has not converged in max_iter={self.max_iter} iterations{gain}; raise max_iter or tol, or go "
+                "on with warm_start=True",
                 ConvergenceWarning,
                 stacklevel=3,
             )
@@ -249,9 +247,9 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
                 reason = f"its variance, mostly along feature {names[feature]}{constant}, rests on reg_covar"
             reasons.append(f"component {component} (weight {self.weights_[component]:.2g}): {reason}")
         return (
-            f"{len(reasons)} of {self.n_components} components collapsed. {'; '.join(reasons)}. The fit is finite, but its "
-            f"likelihood depends on reg_covar={self.reg_covar}. Use fewer components, a structure with fewer parameters or "
-            "a larger reg_covar, try n_init > 1, or remove duplicate rows and constant features"
+            f"{len(reasons)} of {self.n_components} components collapsed. {'; '.join(reasons)}. The fit is finite, but "
+            f"its likelihood depends on reg_covar={self.reg_covar}. Use fewer components, a structure with fewer "
+            "parameters or a larger reg_covar, try n_init > 1, or remove duplicate rows and constant features"
         )
 
     # ------------------------------------------------------------------ the fitted mixture
@@ -435,8 +433,7 @@ class _Objective:
 
     def __init__(self, z: Tensor, components: Gaussian, logits: nn.Parameter, floor: float, log_volume: float) -> None:
         self.z, self.components, self.logits = z, components, logits
-        self.log_volume = log_volume
-        self._noise = math.sqrt(floor) * torch.eye(components.d, dtype=z.dtype).unsqueeze(1)
+        self._floor, self._log_volume = floor, log_volume
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -459,7 +456,7 @@ class _Objective:
         return self._loss(self.z, self._prior(), lambda part: None)
 
     def _loss(self, rows: Tensor, prior: Tensor, each: Callable[[Tensor], None]) -> float:
-        total = self.log_volume
+        total = self._log_volume
         for chunk in _chunks(rows, self.components):
             part = -(self.components.log_prob(chunk.unsqueeze(1)) + prior).logsumexp(1).sum() / len(rows)
             each(part)
@@ -467,10 +464,13 @@ class _Objective:
         return total
 
     def _prior(self) -> Tensor:
-        """``log w_k - floor/2 tr Sigma_k^-1``; the trace by log-densities, which cost what the structure costs."""
-        mean = self.components.loc
-        blur = (self.components.log_prob(mean + self._noise) - self.components.log_prob(mean)).sum(0)
-        return self.logits.log_softmax(0) + blur
+        """``log w_k - floor/2 tr Sigma_k^-1``, of shape ``(K,)``."""
+        assert isinstance(self.components.group, Affine)
+        linear = self.components.group.linear
+        factor = self.components.element()[: len(linear.shapes)]
+        if self.components.form == "covariance":
+            factor = linear.ldiv(factor, linear.identity_like(factor))
+        return self.logits.log_softmax(0) - 0.5 * self._floor * linear.squared_norm(factor)
 
 
 def _collapses(run: _Run, n: int, floor: float) -> dict[int, int | None]:
