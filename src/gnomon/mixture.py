@@ -43,7 +43,11 @@ MEMORY = 20
 """Evaluations of an L-BFGS line search at most, and the pairs that it remembers."""
 
 MOMENTUM = 0.9
-"""Of mini-batch steps: they follow a running average of gradients, which is no longer than a gradient is."""
+"""Of mini-batch steps."""
+
+WARM_UP_RATE = 1.0
+WARM_UP_GAIN = 1e-3
+"""L-BFGS takes over from natural-gradient steps of this length when one gains less than this."""
 
 
 class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
@@ -71,11 +75,12 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         random_state: a seed or a :class:`numpy.random.RandomState`, for k-means, mini-batches and :meth:`sample`.
         verbose: 1 prints every tenth iteration, 2 each one.
 
-    **Optimizer.** Without ``batch_size`` it is L-BFGS with a strong Wolfe line search, one iteration for each position
-    of the frame. It has no learning rate, and near the optimum it needs fewer iterations than EM, whose rate depends on
-    how far the components overlap. With ``batch_size`` it is stochastic natural-gradient descent with momentum: each
-    component's gradient is divided by its weight, which is the metric of the completed data, so that a step of length
-    1 without noise and momentum moves the means as EM does. An idle epoch halves the learning rate.
+    **Optimizer.** A fit begins with natural-gradient steps in the metric of the completed data: each component's
+    gradient in normal coordinates, divided by its weight. Such a step moves the means as EM does and the covariances
+    to first order, and so heads for the optimum that EM would find; L-BFGS from the start may jump to a worse one.
+    Without ``batch_size``, L-BFGS with a strong Wolfe line search takes over where these steps become slow, one iteration
+    for each position of the frame: it has no learning rate and ends fast. With ``batch_size``, the natural-gradient steps
+    have momentum, and an idle epoch halves their learning rate.
 
     **Scale.** Structures that hold the diagonal matrices (all but ``Toeplitz``) are invariant under a change of each
     feature's unit, and so are the steps. k-means and ``reg_covar`` are not: they see standardized features (for other
@@ -84,8 +89,8 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     **Floor.** The likelihood of a mixture is unbounded: a component can shrink onto a few points. So each density is
     that of data blurred by noise of variance ``reg_covar``, ``log N(x; mu, Sigma) - reg_covar/2 tr Sigma^-1``, which
     bounds the objective and, as in EM with the same ``reg_covar``, adds it to the variances at the optimum. A component
-    of which some direction rests on this floor, or which has lost its samples, has collapsed: a ``ConvergenceWarning``
-    says which and along which feature, and ``collapsed_`` lists them.
+    of which some direction rests on this floor, or which has no more than one sample, has collapsed: a
+    ``ConvergenceWarning`` says which and along which feature, and ``collapsed_`` lists them.
 
     Attributes:
         weights_, means_: ``(K,)`` and ``(K, d)``.
@@ -106,7 +111,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         structure: Callable[[int], Group] = Dense,
         form: Form = "covariance",
         reg_covar: float = 1e-6,
-        tol: float = 1e-5,
+        tol: float = 1e-4,
         n_iter_no_change: int = 3,
         max_iter: int = 200,
         n_init: int = 1,
@@ -241,7 +246,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         reasons = []
         for component, feature in sorted(collapsed.items()):
             if feature is None:
-                reason = "it has lost its samples"
+                reason = "it has no more than one sample"
             else:
                 constant = ", which is constant in the data" if units.constant[feature] else ""
                 reason = f"its variance, mostly along feature {names[feature]}{constant}, rests on reg_covar"
@@ -249,7 +254,8 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return (
             f"{len(reasons)} of {self.n_components} components collapsed. {'; '.join(reasons)}. The fit is finite, but "
             f"its likelihood depends on reg_covar={self.reg_covar}. Use fewer components, a structure with fewer "
-            "parameters or a larger reg_covar, try n_init > 1, or remove duplicate rows and constant features"
+            "parameters or a larger reg_covar, try n_init > 1, or remove duplicate rows, constant features and extreme "
+            "outliers"
         )
 
     # ------------------------------------------------------------------ the fitted mixture
@@ -294,8 +300,8 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         check_is_fitted(self)
         rng = check_random_state(self.random_state)
         counts = rng.multinomial(positive_size("n_samples", n_samples), self.weights_)
-        parts = zip(self.means_, self.covariances_, counts, strict=True)
-        draws = [rng.multivariate_normal(mean, covariance, count) for mean, covariance, count in parts]
+        parts = zip(self.means_, np.linalg.cholesky(self.covariances_), counts, strict=True)
+        draws = [mean + rng.standard_normal((count, len(mean))) @ factor.T for mean, factor, count in parts]
         return np.concatenate(draws), np.repeat(np.arange(len(counts)), counts)
 
     def n_parameters(self) -> int:
@@ -377,7 +383,7 @@ class _Run:
     """Idle iterations since the last gain."""
     converged: bool = False
     collapsed: dict[int, int | None] = field(default_factory=dict)
-    """The collapsed components, with the feature of the thinnest direction, or None where the samples are lost."""
+    """The collapsed components, with the feature of the thinnest direction, or None where there are no samples."""
 
     @property
     def n_iter(self) -> int:
@@ -474,12 +480,12 @@ class _Objective:
 
 
 def _collapses(run: _Run, n: int, floor: float) -> dict[int, int | None]:
-    """Components with less than one sample, and those with a direction in which the floor is most of the variance."""
+    """Components with one sample or none, and those with a direction in which the floor is most of the variance."""
     variances, directions = torch.linalg.eigh(run.components.covariance().detach())
     thinnest = directions[..., 0].abs().argmax(-1)
     found: dict[int, int | None] = {}
     for component, weight in enumerate(run.weights):
-        if weight * n < 1:
+        if weight * n < 1.5:
             found[component] = None
         elif variances[component, 0] < 2 * floor:
             found[component] = int(thinnest[component])
@@ -487,11 +493,49 @@ def _collapses(run: _Run, n: int, floor: float) -> dict[int, int | None]:
 
 
 # ---------------------------------------------------------------------- optimizers
+class _NaturalGradient:
+    """Natural-gradient descent in the metric of the completed data (samples with their components).
+
+    In that metric component k counts with its weight, so that its natural gradient is the gradient in normal
+    coordinates over ``w_k``, here at least one sample. Twice the learning rate turns the affine-invariant metric of the
+    coordinates into Fisher's. A step of length 1 moves the means to the averages of their samples, as EM does, and
+    the covariances to first order.
+    """
+
+    def __init__(self, objective: _Objective, learning_rate: float, momentum: float = 0) -> None:
+        self._objective = objective
+        coordinates, logits = objective.parameters
+        self._optimizer = moving_frame(
+            torch.optim.SGD(
+                [{"params": [coordinates], "lr": 2 * learning_rate}, {"params": [logits], "lr": learning_rate}],
+                momentum=momentum,
+                dampening=momentum,  # an average of gradients, no longer than a gradient is
+            ),
+            max_step=math.sqrt(objective.components.d),  # a factor e in each of d directions
+        )
+
+    def step(self, rows: Tensor) -> float:
+        """One step on some rows; the loss before it."""
+        loss = self._objective.gradient(rows)
+        weights = self._objective.logits.detach().softmax(0).clamp(min=1 / len(rows))
+        for parameter in self._objective.parameters:
+            assert parameter.grad is not None
+            parameter.grad.div_(align(weights, parameter.grad))
+        self._optimizer.step()
+        return loss
+
+    def halve(self) -> None:
+        for group in self._optimizer.param_groups:
+            group["lr"] /= 2
+
+
 class _FullBatch:
-    """L-BFGS, one iteration for each position of the frame."""
+    """Natural-gradient steps as long as they gain much, then L-BFGS, one iteration for each position of the frame."""
 
     def __init__(self, objective: _Objective) -> None:
         self._objective = objective
+        self._warm_up: _NaturalGradient | None = _NaturalGradient(objective, WARM_UP_RATE)
+        self._last = math.inf
         self._optimizer = moving_frame(
             torch.optim.LBFGS(
                 objective.parameters,
@@ -506,53 +550,33 @@ class _FullBatch:
 
     def iterate(self) -> float:
         """One iteration; the loss before it."""
-        return float(self._optimizer.step(self._objective.gradient))
+        if self._warm_up is None:
+            return float(self._optimizer.step(self._objective.gradient))
+        loss = self._warm_up.step(self._objective.z)
+        if self._last - loss < WARM_UP_GAIN:
+            self._warm_up = None
+        self._last = loss
+        return loss
 
     def after_idle_iteration(self) -> None:
         """Nothing: the line search has found its step."""
 
 
 class _MiniBatches:
-    """Natural-gradient descent with momentum on mini-batches.
-
-    In the metric of the completed data (samples with their components) component k counts with its weight, and its
-    natural gradient is the gradient in normal coordinates over ``w_k``; at least one sample a batch is assumed. The
-    factor 2 turns the affine-invariant metric into Fisher's.
-    """
+    """Natural-gradient steps with momentum, an epoch an iteration."""
 
     def __init__(
         self, objective: _Objective, batch_size: int, learning_rate: float, rng: np.random.RandomState
     ) -> None:
-        self._objective, self._batch_size, self._rng = objective, batch_size, rng
-        coordinates, logits = objective.parameters
-        self._optimizer = moving_frame(
-            torch.optim.SGD(
-                [{"params": [coordinates], "lr": 2 * learning_rate}, {"params": [logits], "lr": learning_rate}],
-                momentum=MOMENTUM,
-                dampening=MOMENTUM,
-            ),
-            max_step=math.sqrt(objective.components.d),  # a factor e in each of d directions
-        )
+        self._z, self._batch_size, self._rng = objective.z, batch_size, rng
+        self._descent = _NaturalGradient(objective, learning_rate, MOMENTUM)
 
     def iterate(self) -> float:
         """One epoch; the average of the losses before its steps."""
-        z = self._objective.z
-        order = torch.from_numpy(self._rng.permutation(len(z)))
-        total = 0.0
-        for rows in order.tensor_split(math.ceil(len(z) / self._batch_size)):
-            total += len(rows) * self._objective.gradient(z[rows])
-            self._divide_by_weights(len(rows))
-            self._optimizer.step()
-        return total / len(z)
-
-    @torch.no_grad()
-    def _divide_by_weights(self, batch: int) -> None:
-        weights = self._objective.logits.softmax(0).clamp(min=1 / batch)
-        for parameter in self._objective.parameters:
-            assert parameter.grad is not None
-            parameter.grad.div_(align(weights, parameter.grad))
+        order = torch.from_numpy(self._rng.permutation(len(self._z)))
+        batches = order.tensor_split(math.ceil(len(order) / self._batch_size))
+        return sum(len(rows) * self._descent.step(self._z[rows]) for rows in batches) / len(order)
 
     def after_idle_iteration(self) -> None:
-        """Half the step: what is left is noise."""
-        for group in self._optimizer.param_groups:
-            group["lr"] /= 2
+        """Shorter steps: what they see is noise."""
+        self._descent.halve()
