@@ -45,9 +45,8 @@ MEMORY = 20
 MOMENTUM = 0.9
 """Of mini-batch steps."""
 
-WARM_UP_RATE = 1.0
 WARM_UP_GAIN = 1e-3
-"""L-BFGS takes over from natural-gradient steps of this length when one gains less than this."""
+"""L-BFGS takes over from natural-gradient steps when one gains less than this."""
 
 
 class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
@@ -78,9 +77,9 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     **Optimizer.** A fit begins with natural-gradient steps in the metric of the completed data: each component's
     gradient in normal coordinates, divided by its weight. Such a step moves the means as EM does and the covariances
     to first order, and so heads for the optimum that EM would find; L-BFGS from the start may jump to a worse one.
-    Without ``batch_size``, L-BFGS with a strong Wolfe line search takes over where these steps become slow, one iteration
-    for each position of the frame: it has no learning rate and ends fast. With ``batch_size``, the natural-gradient steps
-    have momentum, and an idle epoch halves their learning rate.
+    Without ``batch_size``, L-BFGS with a strong Wolfe line search takes over where these steps become slow, one
+    iteration for each position of the frame: it has no learning rate and ends fast. With ``batch_size``, the
+    natural-gradient steps have momentum, and an idle epoch halves their learning rate.
 
     **Scale.** Structures that hold the diagonal matrices (all but ``Toeplitz``) are invariant under a change of each
     feature's unit, and so are the steps. k-means and ``reg_covar`` are not: they see standardized features (for other
@@ -514,15 +513,17 @@ class _NaturalGradient:
             max_step=math.sqrt(objective.components.d),  # a factor e in each of d directions
         )
 
-    def step(self, rows: Tensor) -> float:
-        """One step on some rows; the loss before it."""
+    def evaluate(self, rows: Tensor) -> float:
+        """Sets the natural gradient of some rows and returns their loss."""
         loss = self._objective.gradient(rows)
         weights = self._objective.logits.detach().softmax(0).clamp(min=1 / len(rows))
         for parameter in self._objective.parameters:
             assert parameter.grad is not None
             parameter.grad.div_(align(weights, parameter.grad))
-        self._optimizer.step()
         return loss
+
+    def step(self) -> None:
+        self._optimizer.step()
 
     def halve(self) -> None:
         for group in self._optimizer.param_groups:
@@ -534,9 +535,9 @@ class _FullBatch:
 
     def __init__(self, objective: _Objective) -> None:
         self._objective = objective
-        self._warm_up: _NaturalGradient | None = _NaturalGradient(objective, WARM_UP_RATE)
-        self._last = math.inf
-        self._optimizer = moving_frame(
+        self._descent = _NaturalGradient(objective, learning_rate=1)
+        self._warm, self._last = False, math.inf
+        self._lbfgs = moving_frame(
             torch.optim.LBFGS(
                 objective.parameters,
                 max_iter=1,
@@ -550,13 +551,32 @@ class _FullBatch:
 
     def iterate(self) -> float:
         """One iteration; the loss before it."""
-        if self._warm_up is None:
-            return float(self._optimizer.step(self._objective.gradient))
-        loss = self._warm_up.step(self._objective.z)
-        if self._last - loss < WARM_UP_GAIN:
-            self._warm_up = None
-        self._last = loss
-        return loss
+        if not self._warm:
+            loss = self._descent.evaluate(self._objective.z)
+            while not loss <= self._last + WARM_UP_GAIN:  # asymmetric structures need shorter steps than EM's at times
+                self._go_back()
+                self._descent.halve()
+                self._descent.step()
+                loss = self._descent.evaluate(self._objective.z)
+            if self._last - loss >= WARM_UP_GAIN:
+                self._last, self._before = loss, [tensor.clone() for tensor in self._state()]
+                self._descent.step()
+                return loss
+            self._warm = True
+            if loss > self._last:
+                self._go_back()
+        return float(self._lbfgs.step(self._objective.gradient))
+
+    def _state(self) -> list[Tensor]:
+        parameters = self._objective.parameters
+        gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        return [self._objective.components.frame, self._objective.logits.detach(), *gradients]
+
+    @torch.no_grad()
+    def _go_back(self) -> None:
+        """To where the last step began, with its gradient."""
+        for tensor, value in zip(self._state(), self._before, strict=True):
+            tensor.copy_(value)
 
     def after_idle_iteration(self) -> None:
         """Nothing: the line search has found its step."""
@@ -575,7 +595,11 @@ class _MiniBatches:
         """One epoch; the average of the losses before its steps."""
         order = torch.from_numpy(self._rng.permutation(len(self._z)))
         batches = order.tensor_split(math.ceil(len(order) / self._batch_size))
-        return sum(len(rows) * self._descent.step(self._z[rows]) for rows in batches) / len(order)
+        total = 0.0
+        for rows in batches:
+            total += len(rows) * self._descent.evaluate(self._z[rows])
+            self._descent.step()
+        return total / len(order)
 
     def after_idle_iteration(self) -> None:
         """Shorter steps: what they see is noise."""
