@@ -44,7 +44,7 @@ HOW_TO_GET_MAGIC = (
     "with a line of column names, and set GNOMON_DATA to its folder. Only the synthetic part runs."
 )
 COMPONENTS = (3, 5, 8)
-WANTED = 0.5  # per cent below EM's average log-likelihood, at most
+WANTED = -0.5  # per cent of EM's average log-likelihood
 
 
 def structured(structure: Callable[[int], g.Group], **options: Any) -> Model:
@@ -120,7 +120,9 @@ def fit(model: Model, data: Split, k: int, seed: int) -> dict[str, float]:
 def compare(models: dict[str, Model], data: Split, k: int, seeds: range) -> list[dict[str, Any]]:
     """Every model from the same k-means starts; the models take turns."""
     fits: dict[str, list[dict[str, float]]] = {name: [] for name in models}
-    fit(next(iter(models.values())), data, k, 0)  # what is loaded and compiled once
+    small = (data[0][:100], data[1])
+    for model in models.values():  # what each loads at its first fit
+        fit(model, small, k, 0)
     for seed in seeds:
         for name, model in models.items():
             fits[name].append(fit(model, data, k, seed))
@@ -149,9 +151,9 @@ def as_table(results: list[dict[str, Any]]) -> str:
 
 
 def worst_against_em(results: list[dict[str, Any]], model: str) -> float:
-    """How far, in per cent, one fit's training likelihood lies below EM's from the same start, at most."""
+    """The training likelihood of one fit minus EM's from the same start, in per cent, where that is smallest."""
     pairs = zip(*(_fits(results, name) for name in (model, "EM, full")), strict=True)
-    return max(100 * (em["train"] - own["train"]) / abs(em["train"]) for own, em in pairs)
+    return min(100 * (own["train"] - em["train"]) / abs(em["train"]) for own, em in pairs)
 
 
 def _fits(results: list[dict[str, Any]], model: str) -> list[dict[str, float]]:
@@ -159,8 +161,9 @@ def _fits(results: list[dict[str, Any]], model: str) -> list[dict[str, float]]:
 
 
 def verdict(results: list[dict[str, Any]], model: str) -> str:
-    below = worst_against_em(results, model)
-    return f"- {model}: at worst {below:+.3f}% below EM from the same start (wanted: at most {WANTED}%)"
+    gain = worst_against_em(results, model)
+    against = "against EM's training likelihood from the same start"
+    return f"- {model}: at worst {gain:+.3f}% {against} (wanted: above {WANTED}%)"
 
 
 # ---------------------------------------------------------------------- the two parts

@@ -168,6 +168,13 @@ def test_single_precision_data():
     np.testing.assert_allclose(single.covariances_, reference.covariances_, rtol=1e-3, atol=1e-3)
 
 
+def test_fits_where_gradients_are_turned_off():
+    X, _ = blobs()
+    with torch.no_grad():
+        model = GaussianMixture(2, random_state=0).fit(X)
+    assert model.converged_
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

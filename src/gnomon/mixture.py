@@ -194,6 +194,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         units.into(components)
         return _Run(components, _logits(self.weights_))
 
+    @torch.enable_grad()
     def _run(self, z: Tensor, start: _Run, units: _Units, rng: np.random.RandomState) -> _Run:
         """One maximization from a start; ``z`` are the data in ``units``."""
         run, objective = start, _Objective(z, start.components, start.logits, self.reg_covar, units.log_volume)
