@@ -297,10 +297,9 @@ def assert_not_below_em(model, em, X):
 @pytest.mark.parametrize("spread", [0.4, 1.0, 3.0])
 @pytest.mark.parametrize("k", [3, 5, 8])
 def test_dense_is_as_good_as_em(k, spread, form):
-    X = StandardScaler().fit_transform(blobs(n=1500, k=k, spread=spread, seed=k)[0])
-    for seed in range(2):
-        em = SklearnMixture(k, max_iter=1000, random_state=seed).fit(X)
-        assert_not_below_em(GaussianMixture(k, form=form, random_state=seed).fit(X), em, X)
+    X = StandardScaler().fit_transform(blobs(n=1000, k=k, spread=spread, seed=k)[0])
+    em = SklearnMixture(k, max_iter=1000, random_state=0).fit(X)
+    assert_not_below_em(GaussianMixture(k, form=form, random_state=0).fit(X), em, X)
 
 
 @needs_magic
@@ -372,14 +371,14 @@ def test_every_iterate_is_a_valid_mixture_of_the_structure(structure, form, batc
             np.testing.assert_array_equal(model.loss_curve_[: last.n_iter_], last.loss_curve_[:-1])
         last = model
     if batch_size is None:
-        assert (np.diff(last.loss_curve_) <= 1e-9).all()  # each step is checked, or a line search's
+        assert (np.diff(last.loss_curve_) <= 1e-8).all()  # each step is checked, or a line search's
 
 
 def test_warm_start_goes_on_where_the_last_fit_ended():
     X, _ = blobs(spread=1.0)
     model = GaussianMixture(3, structure=g.Arrow, max_iter=1, warm_start=True, random_state=0)
     bounds = [quiet_fit(model, X).lower_bound_ for _ in range(30)]
-    assert (np.diff(bounds) >= -1e-2).all()
+    assert (np.diff(bounds) >= -1e-8).all()
     assert bounds[-1] > bounds[0] + 0.05
     model.set_params(max_iter=100)
     before = model.lower_bound_

@@ -48,6 +48,9 @@ MOMENTUM = 0.9
 WARM_UP_GAIN = 1e-3
 """L-BFGS takes over from natural-gradient steps when one gains less than this."""
 
+ROUNDING = 1e-9
+"""An increase of the loss that says nothing."""
+
 
 class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     """A mixture ``p(x) = sum_k w_k N(x; mu_k, Sigma_k)`` whose ``Sigma_k`` lie on a structured submanifold.
@@ -537,7 +540,8 @@ class _FullBatch:
     def __init__(self, objective: _Objective) -> None:
         self._objective = objective
         self._descent = _NaturalGradient(objective, learning_rate=1)
-        self._warm, self._last = False, math.inf
+        self._warm = False
+        self._loss: float | None = None  # at the current point, as long as it is not warm
         self._lbfgs = moving_frame(
             torch.optim.LBFGS(
                 objective.parameters,
@@ -552,32 +556,27 @@ class _FullBatch:
 
     def iterate(self) -> float:
         """One iteration; the loss before it."""
-        if not self._warm:
-            loss = self._descent.evaluate(self._objective.z)
-            while not loss <= self._last + WARM_UP_GAIN:  # asymmetric structures need shorter steps than EM's at times
-                self._go_back()
-                self._descent.halve()
-                self._descent.step()
-                loss = self._descent.evaluate(self._objective.z)
-            if self._last - loss >= WARM_UP_GAIN:
-                self._last, self._before = loss, [tensor.clone() for tensor in self._state()]
-                self._descent.step()
-                return loss
-            self._warm = True
-            if loss > self._last:
-                self._go_back()
-        return float(self._lbfgs.step(self._objective.gradient))
+        if self._warm:
+            return float(self._lbfgs.step(self._objective.gradient))
+        z = self._objective.z
+        loss = self._descent.evaluate(z) if self._loss is None else self._loss
+        before = [tensor.clone() for tensor in self._state()]
+        self._descent.step()
+        self._loss = self._descent.evaluate(z)
+        while not self._loss <= loss + ROUNDING:  # at times asymmetric structures need shorter steps than EM's
+            for tensor, value in zip(self._state(), before, strict=True):
+                tensor.copy_(value)
+            self._descent.halve()
+            self._descent.step()
+            self._loss = self._descent.evaluate(z)
+        self._warm = loss - self._loss < WARM_UP_GAIN
+        return loss
 
     def _state(self) -> list[Tensor]:
+        """What a step starts from: the point and its gradient."""
         parameters = self._objective.parameters
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
         return [self._objective.components.frame, self._objective.logits.detach(), *gradients]
-
-    @torch.no_grad()
-    def _go_back(self) -> None:
-        """To where the last step began, with its gradient."""
-        for tensor, value in zip(self._state(), self._before, strict=True):
-            tensor.copy_(value)
 
     def after_idle_iteration(self) -> None:
         """Nothing: the line search has found its step."""
