@@ -34,8 +34,9 @@ lint: $(READY) ## ruff, mypy and the import contract
 test: lint ## the linters, then the test suite
 	$(BIN)/pytest --numprocesses 2
 
-bench: $(READY) ## speed beside geoopt and pymanopt, written to benchmarks/RESULTS.md; some minutes
+bench: $(READY) ## beside geoopt, pymanopt and scikit-learn, written to benchmarks/RESULTS.md; some minutes
 	$(BIN)/python benchmarks/spd.py --write
+	$(BIN)/python benchmarks/mixture.py --write
 
 docs: $(READY) ## build the documentation into site/
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
