@@ -30,7 +30,7 @@ except ModuleNotFoundError as error:  # the library itself needs torch alone
 from .groups import Affine, Dense, Element, Group
 from .groups.base import align, positive_size
 from .manifolds import Gaussian
-from .optim import moving_frame
+from .optim import LBFGS, moving_frame
 
 Array = NDArray[Any]
 Form = Literal["covariance", "precision"]
@@ -38,9 +38,8 @@ Form = Literal["covariance", "precision"]
 CHUNK = 2**20
 """Numbers in the largest temporary of a pass over the data, ``rows x components x features``: 8 MiB."""
 
-LINE_SEARCH_EVALUATIONS = 25
 MEMORY = 20
-"""Evaluations of an L-BFGS line search at most, and the pairs that it remembers."""
+"""The pairs that L-BFGS remembers."""
 
 MOMENTUM = 0.9
 """Of mini-batch steps."""
@@ -80,8 +79,8 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     **Optimizer.** A fit begins with natural-gradient steps in the metric of the completed data: each component's
     gradient in normal coordinates, divided by its weight. Such a step moves the means as EM does and the covariances
     to first order, and so heads for the optimum that EM would find; L-BFGS from the start may jump to a worse one.
-    Without ``batch_size``, L-BFGS with a strong Wolfe line search takes over where these steps become slow, one
-    iteration for each position of the frame: it has no learning rate and ends fast. With ``batch_size``, the
+    Without ``batch_size``, :class:`gnomon.optim.LBFGS` takes over where these steps become slow: it has no
+    learning rate and ends fast. With ``batch_size``, the
     natural-gradient steps have momentum, and an idle epoch halves their learning rate.
 
     **Scale.** Structures that hold the diagonal matrices (all but ``Toeplitz``) are invariant under a change of each
@@ -535,31 +534,22 @@ class _NaturalGradient:
 
 
 class _FullBatch:
-    """Natural-gradient steps as long as they gain much, then L-BFGS, one iteration for each position of the frame."""
+    """Natural-gradient steps as long as they gain much, then L-BFGS."""
 
     def __init__(self, objective: _Objective) -> None:
         self._objective = objective
         self._descent = _NaturalGradient(objective, learning_rate=1)
         self._warm = False
-        self._loss: float | None = None  # at the current point, as long as it is not warm
-        self._lbfgs = moving_frame(
-            torch.optim.LBFGS(
-                objective.parameters,
-                max_iter=1,
-                max_eval=LINE_SEARCH_EVALUATIONS,
-                history_size=MEMORY,
-                tolerance_grad=0,
-                tolerance_change=0,
-                line_search_fn="strong_wolfe",
-            )
-        )
+        self._loss: float | None = None  # at the current point
+        self._lbfgs = LBFGS(objective.parameters, history_size=MEMORY)
 
     def iterate(self) -> float:
         """One iteration; the loss before it."""
-        if self._warm:
-            return float(self._lbfgs.step(self._objective.gradient))
         z = self._objective.z
         loss = self._descent.evaluate(z) if self._loss is None else self._loss
+        if self._warm:
+            self._loss = float(self._lbfgs.step(self._objective.gradient))
+            return loss
         before = [tensor.clone() for tensor in self._state()]
         self._descent.step()
         self._loss = self._descent.evaluate(z)

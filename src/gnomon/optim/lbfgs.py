@@ -50,7 +50,8 @@ class LBFGS(Optimizer):
 
         def evaluate() -> float:
             with torch.enable_grad():
-                return float(closure().detach())
+                loss = closure()
+            return float(loss.detach() if isinstance(loss, Tensor) else loss)
 
         state = self.state[self._parameters[0]]
         if self._seen != self._versions():  # the first step, or somebody else moved a parameter
