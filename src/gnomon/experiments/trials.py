@@ -7,6 +7,7 @@ import json
 import math
 import os
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -107,7 +108,8 @@ class Trial:
         for recorder in (Rehearsal, Recorder):
             curve = Curve(self.panel, self.method, self.settings, self.seed, self.shared, self.minimum)
             try:
-                self.run(recorder(curve))
+                with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+                    self.run(recorder(curve))
             except _RehearsedError:
                 continue
             except (FloatingPointError, ValueError, RuntimeError) as error:

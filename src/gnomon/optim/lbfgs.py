@@ -34,13 +34,14 @@ class LBFGS(Optimizer):
     loss nothing moves, the memory starts anew, and ``stalled_steps`` counts one more.
     """
 
+    stalled_steps: int = 0
+    _seen: list[int] | None = None  # the versions of what it moves, where it last evaluated; not kept by copies
+
     def __init__(self, params: Any, *, history_size: int = 10, max_eval: int = 25) -> None:
         for name, value in (("history_size", history_size), ("max_eval", max_eval)):
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a positive integer, got {value!r}")
         super().__init__(params, {"history_size": history_size, "max_eval": max_eval})
-        self.stalled_steps = 0
-        self._seen: list[int] | None = None
 
     # ------------------------------------------------------------------ the iteration
     @torch.no_grad()
