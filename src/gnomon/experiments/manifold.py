@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
@@ -58,6 +58,11 @@ class Scale:
     condition: float = 10.0
     seeds: int = 1
 
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """All but the grid and the seeds."""
+        return {key: value for key, value in asdict(self).items() if key not in ("rates", "seeds")}
+
 
 def descend(
     loss: Callable[[], Tensor], optimizers: list[Optimizer], iterations: int, record: Recorder, watch: Callable[[], Any]
@@ -102,7 +107,9 @@ def spd_trials(name: str, quick: bool) -> Iterator[Trial]:
             for lr in scale.rates:
                 settings = _settings(method, lr, scale.momentum)
                 run = partial(_run_spd, problem, method, lr, scale)
-                yield Trial(name, method, settings, seed, run, problem.minimum, shared=lr == scale.rates[0])
+                yield Trial(
+                    name, method, settings, seed, scale.sizes, run, problem.minimum, shared=lr == scale.rates[0]
+                )
 
 
 def _run_spd(problem: MetricNearness | LogDet, method: str, lr: float, scale: Scale, record: Recorder) -> None:
@@ -127,7 +134,7 @@ class MixtureScale(Scale):
 
 
 MIXTURE_SCALES = (
-    MixtureScale(k=5, iterations=300, rates=(1.0, 0.2, 0.5, 2.0), momentum=0.8, seeds=3),
+    MixtureScale(k=5, iterations=600, rates=(1.0, 0.2, 0.5, 2.0), momentum=0.8, seeds=3),
     MixtureScale(k=3, d=4, samples=300, iterations=60, rates=(1.0, 0.5), momentum=0.8, seeds=3),
 )
 SUB = (OURS_SUB, "structured NGD, sub")
@@ -144,7 +151,7 @@ def mixture_trials(quick: bool) -> Iterator[Trial]:
             for lr in scale.rates:
                 settings = _settings(method, lr, scale.momentum)
                 run = partial(_run_mixture, problem, method, lr, scale)
-                yield Trial("gmm", method, settings, seed, run, shared=lr == scale.rates[0])
+                yield Trial("gmm", method, settings, seed, scale.sizes, run, shared=lr == scale.rates[0])
 
 
 def _run_mixture(problem: MixtureLikelihood, method: str, lr: float, scale: Scale, record: Recorder) -> None:

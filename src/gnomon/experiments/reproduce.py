@@ -33,7 +33,7 @@ class Experiment:
     title: str
     trials: Callable[[bool], Iterator[Trial]]
     scale: Callable[[bool], Any]
-    """What is part of the configuration: a change of it makes new trials."""
+    """Sizes and grids, for the record."""
     axes: tuple[str, ...] = ("iterations", "time")
 
 
@@ -66,7 +66,7 @@ def reproduce(name: str, output: Path, *, quick: bool = False, console: Console 
     experiment = EXPERIMENTS[name]
     folder = output / name
     configuration = {"name": name, "quick": quick, "scale": asdict(experiment.scale(quick))}
-    curves = _run(experiment, Store(folder / "trials", configuration), quick, console)
+    curves = _run(experiment, Store(folder / "trials"), quick, console)
     results = Results(curves)
     _write_json(folder / "results.json", configuration, results)
     pictures = [folder / f"{axis}.png" for axis in experiment.axes]

@@ -51,11 +51,11 @@ FULL = Scale(
         "chained": {"lr": (0.4, 0.8), "momentum": (0.95,), "precond_lr": (0.02, 0.04), "precond_momentum": (0.0, 0.5)},
     },
     ngd={
-        "mild": {"lr": (0.5, 0.8, 0.9, 0.95), "precond_lr": (0.1, 0.5)},
+        "mild": {"lr": (0.8, 0.9, 0.95, 0.98), "precond_lr": (0.1, 0.5)},
         "chained": {"lr": (0.25, 0.5, 1.0), "precond_lr": (0.05, 0.1)},
     },
     adam={
-        "mild": {"lr": (0.03, 0.1, 0.3, 0.6, 1.0)},
+        "mild": {"lr": (0.1, 0.3, 1.0, 2.0, 4.0)},
         "chained": {"lr": (0.01, 0.03, 0.1, 0.2, 0.3)},
     },
 )
@@ -92,7 +92,8 @@ def rosenbrock_trials(quick: bool) -> Iterator[Trial]:
         for method, settings, run in runs:
             problem = Rosenbrock(scale.d, form)
             limit = scale.bfgs_iterations if method.startswith("BFGS") else scale.iterations[form]
-            yield Trial(form, method, settings, 0, partial(run, problem, settings, limit), problem.minimum)
+            sizes = {"d": scale.d, "iterations": limit}
+            yield Trial(form, method, settings, 0, sizes, partial(run, problem, settings, limit), problem.minimum)
 
 
 def _solved(record: Recorder) -> bool:

@@ -100,6 +100,8 @@ class Trial:
     method: str
     settings: dict[str, float]
     seed: int
+    sizes: dict[str, Any]
+    """Of the problem and the run: what else the curve depends on."""
     run: Callable[[Recorder], None]
     minimum: float | None = None
     shared: bool = False
@@ -108,7 +110,8 @@ class Trial:
         for recorder in (Rehearsal, Recorder):
             curve = Curve(self.panel, self.method, self.settings, self.seed, self.shared, self.minimum)
             try:
-                with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore", RuntimeWarning)
                     self.run(recorder(curve))
             except _RehearsedError:
                 continue
@@ -118,14 +121,13 @@ class Trial:
 
 
 class Store:
-    """Finished trials in a folder, one file each; a trial of another configuration has another name."""
+    """Finished trials in a folder, one file each; a trial of other sizes or settings has another name."""
 
-    def __init__(self, folder: Path, configuration: dict[str, Any]) -> None:
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.configuration = configuration
 
     def _path(self, trial: Trial) -> Path:
-        what = [self.configuration, trial.panel, trial.method, trial.settings, trial.seed]
+        what = [trial.panel, trial.method, trial.settings, trial.seed, trial.sizes]
         return self.folder / f"{hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]}.json"
 
     def load(self, trial: Trial) -> Curve | None:

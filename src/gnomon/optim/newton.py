@@ -162,7 +162,7 @@ class StructuredNewton(Optimizer):
                 "the loss, its gradient or its curvature is not finite: the step was skipped, and nothing changed; "
                 "look at the loss, or take a smaller lr (further ones are only counted, in optimizer.skipped_steps)",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
         self.skipped_steps += 1
 
