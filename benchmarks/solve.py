@@ -154,9 +154,9 @@ def main() -> None:
         machine = report.machine("pymanopt", "numpy")
         section = (
             "## Deterministic problems, solved to 1e-8\n\n"
-            "`python benchmarks/solve.py --write`: k = 100, float64, from the identity to a Riemannian gradient of length "
-            "1e-5. CPU time, iterations, gap at the end; medians of 7 runs taking turns. pymanopt's cost, gradient "
-            "and Hessian are written by hand in NumPy; ours is the loss and automatic differentiation.\n\n"
+            "`python benchmarks/solve.py --write`: k = 100, float64, from the identity to a Riemannian gradient of "
+            "length 1e-5. CPU time, iterations, gap at the end; medians of 7 runs taking turns. pymanopt's cost, "
+            "gradient and Hessian are written by hand in NumPy; ours is the loss and automatic differentiation.\n\n"
             f"{text}\n\n{machine}"
         )
         report.write("solve", section, {"machine": machine, "rows": rows})

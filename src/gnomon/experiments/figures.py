@@ -22,7 +22,9 @@ AXES: dict[str, tuple[str, Axis]] = {
 }
 
 
-def plot(panels: dict[str, list[Curve]], minima: dict[str, float], axis: str, path: Path) -> None:
+def plot(
+    panels: dict[str, list[Curve]], minima: dict[str, float], axis: str, path: Path, log_axis: bool = False
+) -> None:
     """The gap, as a share of the first one, against one axis: a panel a title, a line a method."""
     label, along = AXES[axis]
     methods = list(dict.fromkeys(curve.method for curves in panels.values() for curve in curves))
@@ -45,6 +47,8 @@ def plot(panels: dict[str, list[Curve]], minima: dict[str, float], axis: str, pa
         panel.set_title(title, fontsize=11)
         panel.set_xlabel(label)
         panel.set_ylim(top=10)
+        if log_axis:
+            panel.set_xscale("log")
         panel.grid(alpha=0.3)
         panel.legend(fontsize=8)
     axes[0][0].set_ylabel("gap, relative to the start")

@@ -72,7 +72,8 @@ def reproduce(name: str, output: Path, *, quick: bool = False, console: Console 
     pictures = [folder / f"{axis}.png" for axis in experiment.axes]
     panels, minima = results.panels()
     for axis, picture in zip(experiment.axes, pictures, strict=True):
-        figures.plot(panels, minima, axis, picture)
+        # Where a Hessian-vector product meets a plain gradient, costs span orders of magnitude.
+        figures.plot(panels, minima, axis, picture, "evaluations" in experiment.axes and axis != "iterations")
     sections = [(f"Against {figures.AXES[p.stem][0]}", page.image(p)) for p in pictures]
     console.print(experiment.title, style="bold")
     for title in panels:
