@@ -36,6 +36,7 @@ test: lint ## the linters, then the test suite
 
 bench: $(READY) ## beside geoopt, pymanopt and scikit-learn, written to benchmarks/RESULTS.md; some minutes
 	$(BIN)/python benchmarks/spd.py --write
+	$(BIN)/python benchmarks/solve.py --write
 	$(BIN)/python benchmarks/mixture.py --write
 
 docs: $(READY) ## build the documentation into site/
