@@ -1,7 +1,8 @@
 """Layers as matrices: what a second-order method needs to know of a module.
 
-Each kind of module is a batch of linear maps ``y = W x`` with ``W`` of shape ``(blocks, d, p)``: its weight, with the bias
-as a last column where it has one. From a module's input and the gradient of its output come rows ``x`` and ``g`` with
+Each kind of module is a batch of linear maps ``y = W x`` with ``W`` of shape ``(blocks, d, p)``: its weight, with the
+bias as a last column where it has one. From a module's input and the gradient of its output come rows ``x`` and ``g``
+with
 
     dl/dW = sum_n g_n x_n^T
 
@@ -146,11 +147,8 @@ class TransposedConvolutionLayer(Layer):
     def outputs(self, g: Tensor) -> Tensor:
         """Patches of the gradient, at the places to which the input positions wrote."""
         m = self.module
-        g = self._batched(g)
-        padding = m.padding
-        amounts = [amount for side in reversed(padding) for amount in (side, side)]
-        patches = _patches(pad(g, amounts), m.kernel_size, m.stride, m.dilation, m.groups)
-        return patches
+        amounts = [amount for side in reversed(m.padding) for amount in (side, side)]
+        return _patches(pad(self._batched(g), amounts), m.kernel_size, m.stride, m.dilation, m.groups)
 
     def _batched(self, x: Tensor) -> Tensor:
         return x if x.ndim == self.weight.ndim else x.unsqueeze(0)
