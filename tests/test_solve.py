@@ -193,3 +193,31 @@ def test_bad_input():
     with pytest.raises(ValueError, match="the loss is nan"):
         solve(lambda point: point.matrix().sum() * math.nan, point)
     assert torch.equal(point.frame, frame)
+
+
+def test_a_closure_that_fails_in_a_line_search_changes_nothing():
+    problem = LogDet.random(4, generator=generator())
+    point = problem.start()
+    optimizer = LBFGS(point.parameters())
+    calls = 0
+
+    def closure():
+        nonlocal calls
+        calls += 1
+        if calls == 4:
+            raise RuntimeError("out of memory")
+        optimizer.zero_grad()
+        loss = problem(point)
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)
+    frame = point.frame.clone()
+    with pytest.raises(RuntimeError, match="out of memory"):
+        optimizer.step(closure)
+    assert torch.equal(point.frame, frame)
+    assert not bool(point.eta.any())
+    for _ in range(20):
+        loss = optimizer.step(closure)
+    assert loss.item() == pytest.approx(problem.minimum)

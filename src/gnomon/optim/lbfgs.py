@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from ..manifolds import point_of
+from ..manifolds import all_finite, point_of
 from .moving_frame import DEFAULT_RADIUS
 
 SUFFICIENT_DECREASE = 1e-4
@@ -62,23 +62,38 @@ class LBFGS(Optimizer):
                 state["steps"], state["changes"] = [], []
         direction = self._direction(state)
         slope = float(direction @ state["gradient"])
+        if not slope < 0:  # rounding has spoilt the memory
+            state["steps"], state["changes"] = [], []
+            direction = -state["gradient"]
+            slope = float(direction @ state["gradient"])
         if slope < 0:
-            self._search(evaluate, state, direction, slope)
+            start = [place.clone() for place in self._places()]
+            try:
+                self._search(evaluate, state, start, direction, slope)
+            except BaseException:  # of the closure: nothing has happened
+                self._move(start, direction, 0.0)
+                raise
         return torch.tensor(state["loss"])
 
-    def _search(self, evaluate: Callable[[], float], state: dict[str, Any], direction: Tensor, slope: float) -> None:
+    def _search(
+        self,
+        evaluate: Callable[[], float],
+        state: dict[str, Any],
+        start: list[Tensor],
+        direction: Tensor,
+        slope: float,
+    ) -> None:
         """Lewis and Overton's bracket of a weak Wolfe step, with interpolation on the way back."""
-        start = [place.clone() for place in self._places()]
         low, high, t = 0.0, math.inf, self._first_trial(state, direction)
-        for _ in range(self.defaults["max_eval"]):
+        for _ in range(self.param_groups[0]["max_eval"]):
             loss = evaluate() if self._move(start, direction, t) else math.inf
-            rise = loss - state["loss"]
+            gradient = self._gradient()
+            rise = loss - state["loss"] if all_finite(gradient) else math.inf
             if not rise <= SUFFICIENT_DECREASE * t * slope:
                 # The vertex of the parabola through what is known, kept away from the ends of the bracket.
                 vertex = 0.5 * slope * t * t / (slope * t - rise) if math.isfinite(rise) else 0.0
                 high, t = t, min(max(vertex, low + 0.1 * (t - low)), low + 0.5 * (t - low))
                 continue
-            gradient = self._gradient()
             carried = self._carry([direction, state["gradient"], *state["steps"], *state["changes"]], t * direction)
             if gradient @ carried[0] >= CURVATURE * slope:
                 self._remember(state, carried, gradient, t)
@@ -92,7 +107,7 @@ class LBFGS(Optimizer):
         self._arrive(state, evaluate(), self._gradient())
 
     def _arrive(self, state: dict[str, Any], loss: float, gradient: Tensor) -> None:
-        if not math.isfinite(loss) or not bool(gradient.isfinite().all()):
+        if not math.isfinite(loss) or not all_finite(gradient):
             raise ValueError(f"the loss is {loss} or its gradient is not finite; start from another point")
         state["loss"], state["gradient"] = loss, gradient
         self._seen = self._versions()
@@ -101,7 +116,7 @@ class LBFGS(Optimizer):
         """The carried pairs and the new one; the oldest goes."""
         direction, before, *memory = carried
         half = len(memory) // 2
-        keep = slice(1 - self.defaults["history_size"] or half, None)
+        keep = slice(1 - self.param_groups[0]["history_size"] or half, None)
         state["steps"] = [*memory[:half][keep], t * direction]
         state["changes"] = [*memory[half:][keep], gradient - before]
 
