@@ -23,8 +23,10 @@ TARGET = 1e-6
 HVP_COST = 2
 """A Hessian-vector product in gradients: it differentiates the gradient, backward again."""
 HEAD = TAIL = 5
+SCIPY = {"L-BFGS": "L-BFGS-B", "BFGS": "BFGS"}
 
 OURS = "ours"
+OURS_SELDOM = "ours, update_every = 10"
 NGD = "structured NGD"
 Form = Literal["mild", "chained"]
 Grid = dict[str, tuple[float, ...]]
@@ -37,38 +39,70 @@ class Scale:
     d: int
     iterations: dict[Form, int]
     bfgs_iterations: int
-    ours: dict[Form, Grid]
-    ngd: dict[Form, Grid]
-    adam: dict[Form, Grid]
+    grids: dict[str, dict[Form, Grid]]
 
 
 FULL = Scale(
     d=1000,
     iterations={"mild": 2000, "chained": 8000},
     bfgs_iterations=1000,
-    ours={
-        "mild": {"lr": (0.5, 1.0, 1.5), "momentum": (0.8, 0.9), "precond_lr": (0.1,), "precond_momentum": (0.0, 0.5)},
-        "chained": {"lr": (0.4, 0.8), "momentum": (0.95,), "precond_lr": (0.02, 0.04), "precond_momentum": (0.0, 0.5)},
-    },
-    ngd={
-        "mild": {"lr": (0.8, 0.9, 0.95, 0.98), "precond_lr": (0.1, 0.5)},
-        "chained": {"lr": (0.25, 0.5, 1.0), "precond_lr": (0.05, 0.1)},
-    },
-    adam={
-        "mild": {"lr": (0.1, 0.3, 1.0, 2.0, 4.0)},
-        "chained": {"lr": (0.01, 0.03, 0.1, 0.2, 0.3)},
+    grids={
+        OURS: {
+            "mild": {
+                "lr": (1.0, 1.5, 1.8),
+                "momentum": (0.8, 0.85, 0.9),
+                "precond_lr": (0.1,),
+                "precond_momentum": (0.0, 0.5),
+            },
+            "chained": {
+                "lr": (0.4, 0.6, 0.8),
+                "momentum": (0.95,),
+                "precond_lr": (0.02, 0.04),
+                "precond_momentum": (0.0, 0.5),
+            },
+        },
+        OURS_SELDOM: {
+            "mild": {
+                "lr": (1.0, 1.5, 1.8),
+                "momentum": (0.8, 0.85, 0.9),
+                "precond_lr": (0.3,),
+                "precond_momentum": (0.0, 0.5),
+                "update_every": (10,),
+            },
+            "chained": {
+                "lr": (0.4, 0.6),
+                "momentum": (0.95,),
+                "precond_lr": (0.1, 0.2),
+                "precond_momentum": (0.0, 0.5),
+                "update_every": (10,),
+            },
+        },
+        NGD: {
+            "mild": {"lr": (0.8, 0.9, 0.95, 0.98), "precond_lr": (0.1, 0.5)},
+            "chained": {"lr": (0.25, 0.5, 1.0), "precond_lr": (0.05, 0.1)},
+        },
+        "Adam": {
+            "mild": {"lr": (0.1, 0.3, 1.0, 2.0, 4.0)},
+            "chained": {"lr": (0.01, 0.03, 0.1, 0.2, 0.3)},
+        },
     },
 )
 QUICK = Scale(
     d=200,
     iterations={"mild": 600, "chained": 300},
     bfgs_iterations=150,
-    ours={
-        "mild": {"lr": (1.0,), "momentum": (0.9,), "precond_lr": (0.1,), "precond_momentum": (0.5,)},
-        "chained": {"lr": (0.4,), "momentum": (0.95,), "precond_lr": (0.04,), "precond_momentum": (0.0,)},
+    grids={
+        OURS: {
+            "mild": {"lr": (1.5,), "momentum": (0.8,), "precond_lr": (0.1,), "precond_momentum": (0.5,)},
+            "chained": {"lr": (0.4,), "momentum": (0.95,), "precond_lr": (0.04,), "precond_momentum": (0.0,)},
+        },
+        OURS_SELDOM: {
+            "mild": {"lr": (1.5,), "momentum": (0.8,), "precond_lr": (0.3,), "update_every": (10,)},
+            "chained": {"lr": (0.4,), "momentum": (0.95,), "precond_lr": (0.1,), "update_every": (10,)},
+        },
+        NGD: {"mild": {"lr": (0.9,), "precond_lr": (0.1,)}, "chained": {"lr": (0.5,), "precond_lr": (0.1,)}},
+        "Adam": {"mild": {"lr": (0.3, 2.0)}, "chained": {"lr": (0.1, 0.3)}},
     },
-    ngd={"mild": {"lr": (0.9,), "precond_lr": (0.1,)}, "chained": {"lr": (0.5,), "precond_lr": (0.1,)}},
-    adam={"mild": {"lr": (0.3, 0.6)}, "chained": {"lr": (0.1, 0.3)}},
 )
 
 
@@ -83,12 +117,11 @@ def rosenbrock_trials(quick: bool) -> Iterator[Trial]:
     scale = QUICK if quick else FULL
     for form in ("mild", "chained"):
         runs: list[tuple[str, dict[str, float], Callable[..., None]]] = [
-            *[(OURS, settings, _newton) for settings in points(scale.ours[form])],
-            *[(NGD, settings, _newton) for settings in points(scale.ngd[form])],
-            *[("Adam", settings, _adam) for settings in points(scale.adam[form])],
-            ("L-BFGS (SciPy)", {}, partial(_scipy, "L-BFGS-B")),
-            ("BFGS (SciPy)", {}, partial(_scipy, "BFGS")),
+            (method, settings, _adam if method == "Adam" else _newton)
+            for method, grids in scale.grids.items()
+            for settings in points(grids[form])
         ]
+        runs += [(f"{name} (SciPy)", {}, partial(_scipy, method)) for name, method in SCIPY.items()]
         for method, settings, run in runs:
             problem = Rosenbrock(scale.d, form)
             limit = scale.bfgs_iterations if method.startswith("BFGS") else scale.iterations[form]

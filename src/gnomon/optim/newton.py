@@ -13,7 +13,7 @@ from torch.optim import Optimizer
 
 from ..frames import Chart
 from ..groups import Dense, Element, Group, SymmetricOperator
-from ..groups.base import accumulate, add, times
+from ..groups.base import accumulate, add, positive_size, times
 from ..manifolds import all_finite, full_precision
 from .hessian import Diagonals, as_diagonals
 from .moving_frame import DEFAULT_RADIUS
@@ -43,6 +43,7 @@ class StructuredNewton(Optimizer):
         precond_lr: weight of the current Hessian in S.
         precond_momentum: weight of the preconditioner's previous step.
         damping: a multiple of the identity added to the Hessian.
+        update_every: steps between updates of the preconditioner; the others cost a gradient alone.
         hessian: where diagonals come from: ``"hutchinson"`` (one random product), ``"exact"``, a function that
             returns the diagonal at the current parameters, or :class:`~gnomon.optim.Banded`,
             :class:`~gnomon.optim.Colored`, :class:`~gnomon.optim.Hutchinson`. Dense rows are always exact.
@@ -51,9 +52,9 @@ class StructuredNewton(Optimizer):
         init: the starting S is this multiple of the identity; None takes the root mean square of the first diagonal.
 
     ``step(closure)`` takes a closure that returns the loss and does **not** call ``backward()``. A step costs one
-    gradient and a fixed number of Hessian-vector products: k for ``Dense(k)``, head + tail and the diagonal for
-    ``Heisenberg``, rank and the diagonal for ``Arrow``, the diagonal for ``Diagonal``; a diagonal costs ``samples``
-    (Hutchinson), ``width + 1`` (Banded), one a color (Colored), none (given) or its length (exact).
+    gradient and, with an update, a fixed number of Hessian-vector products: k for ``Dense(k)``, head + tail and the
+    diagonal for ``Heisenberg``, rank and the diagonal for ``Arrow``, the diagonal for ``Diagonal``; a diagonal costs
+    ``samples`` (Hutchinson), ``width + 1`` (Banded), one a color (Colored), none (given) or its length (exact).
     ``hessian_products`` counts them. A step of the preconditioner is cut back, with its momentum, where it would change
     S in some direction by more than a factor e. Loss, gradient or curvature that is not finite: the step is skipped,
     and ``skipped_steps`` counts it.
@@ -70,6 +71,7 @@ class StructuredNewton(Optimizer):
         damping: float = 0.0,
         hessian: str | Diagonals | Callable[[], Tensor] = "hutchinson",
         form: Literal["A", "B"] = "A",
+        update_every: int = 1,
         init: float | None = None,
     ) -> None:
         for name, value in (("lr", lr), ("precond_lr", precond_lr)):
@@ -80,6 +82,7 @@ class StructuredNewton(Optimizer):
                 raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
         if not 0 <= damping < math.inf:
             raise ValueError(f"damping must be finite and at least 0, got {damping!r}")
+        positive_size("update_every", update_every)
         if form not in ("A", "B"):
             raise ValueError(f"form must be 'A' or 'B', got {form!r}")
         if init is not None and not 0 < init < math.inf:
@@ -92,6 +95,7 @@ class StructuredNewton(Optimizer):
                 "precond_lr": precond_lr,
                 "precond_momentum": precond_momentum,
                 "damping": damping,
+                "update_every": update_every,
                 "init": init,
             },
         )
@@ -119,21 +123,26 @@ class StructuredNewton(Optimizer):
     def step(self, closure: Callable[[], Tensor] | None = None) -> Tensor:  # type: ignore[override]
         if closure is None:
             raise ValueError("closure is None, but the Hessian needs the loss; pass a closure that returns it")
+        steps = [self.state[group["params"][0]].get("step", 0) for group in self.param_groups]
+        due = [step % group["update_every"] == 0 for step, group in zip(steps, self.param_groups, strict=True)]
         with torch.enable_grad():
             loss = closure()
-            gradients = self._gradients(loss)
-        updates = [self._update(group, gradients) for group in self.param_groups]
+            gradients = self._gradients(loss, create_graph=any(due))
+        updates = [self._update(*each, gradients) for each in zip(self.param_groups, due, strict=True)]
         if all_finite(loss.detach(), *[tensor for update in updates for tensor in update]):
             for group, (velocity, momentum, frame) in zip(self.param_groups, updates, strict=True):
                 state = self.state[group["params"][0]]
                 state["velocity"], state["precond_momentum"], state["frame"] = velocity, momentum, frame
+                state["step"] = state.get("step", 0) + 1
                 for p, part in zip(group["params"], _split(velocity, group["params"]), strict=True):
                     p.sub_(part)
         else:
             self._skip()
         return loss.detach()
 
-    def _update(self, group: dict[str, Any], gradients: dict[Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _update(
+        self, group: dict[str, Any], due: bool, gradients: dict[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """The new velocity of the parameters, momentum of the preconditioner and frame; nothing is changed yet."""
         chart, params = self._chart(group), group["params"]
         structure = chart.group
@@ -149,6 +158,8 @@ class StructuredNewton(Optimizer):
             velocity = group["lr"] * self._precondition(structure, frame, gradient)
             if group["momentum"] and "velocity" in state:
                 velocity.add_(state["velocity"], alpha=group["momentum"])
+            if not due:
+                return velocity, state["precond_momentum"], state["frame"]
             momentum = self._pressure(structure, frame, hessian, 2 * group["precond_lr"])
             accumulate(momentum, old, group["precond_momentum"])
             momentum = _bounded(structure, momentum)
@@ -167,10 +178,10 @@ class StructuredNewton(Optimizer):
         self.skipped_steps += 1
 
     # ------------------------------------------------------------------ derivatives
-    def _gradients(self, loss: Tensor) -> dict[Tensor, Tensor]:
+    def _gradients(self, loss: Tensor, create_graph: bool) -> dict[Tensor, Tensor]:
         params = [p for group in self.param_groups for p in group["params"]]
         try:
-            found = torch.autograd.grad(loss, params, create_graph=True, materialize_grads=True)
+            found = torch.autograd.grad(loss, params, create_graph=create_graph, materialize_grads=True)
         except RuntimeError as error:
             raise RuntimeError(
                 "the loss that the closure returned cannot be differentiated; return it without calling backward() "

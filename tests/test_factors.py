@@ -1,0 +1,88 @@
+"""The Kronecker factors: the update of Fig. matDL_opt against its formula, structures, fixed point."""
+
+import pytest
+import torch
+
+from gnomon import groups
+from gnomon.optim.factors import KroneckerFactors, bounded, trace_matched
+from gnomon.testing import random_element
+
+F64 = torch.float64
+
+
+def setting(left, right, blocks=2, n=40):
+    torch.manual_seed(0)
+    factors = KroneckerFactors(left, right)
+    k, c = random_element(left, (blocks,)), random_element(right, (blocks,))
+    x = torch.randn(blocks, n, left.k, dtype=F64) @ torch.randn(left.k, left.k, dtype=F64)
+    g = torch.randn(blocks, n, right.k, dtype=F64) @ torch.randn(right.k, right.k, dtype=F64) / n
+    return factors, k, c, x, g
+
+
+def test_dense_pressure_is_the_figure():
+    """b1/(2d) ( tr(H_C) H_K + c^2 K^T K - d I ) at b1 = 1, and its twin, with non-symmetric factors."""
+    factors, k, c, x, g = setting(groups.Dense(4), groups.Dense(3))
+    in_k, in_c = factors.pressure(k, c, factors.statistics(k, c, x, g, terms=40), damping=0.1)
+    K, C = k[0], c[0]
+    mu_aa, mu_gg = x.mT @ x / 40, 40 * g.mT @ g
+    H_K, H_C = K.mT @ mu_aa @ K, C.mT @ mu_gg @ C
+    trace = lambda m: m.diagonal(dim1=-2, dim2=-1).sum(-1)[:, None, None]  # noqa: E731
+    c2, k2 = 0.1 * trace(C.mT @ C), 0.1 * trace(K.mT @ K)
+    wanted_k = (trace(H_C) * H_K + c2 * K.mT @ K - 3 * torch.eye(4, dtype=F64)) / 6
+    wanted_c = (trace(H_K) * H_C + k2 * C.mT @ C - 4 * torch.eye(3, dtype=F64)) / 8
+    torch.testing.assert_close(in_k[0], wanted_k)
+    torch.testing.assert_close(in_c[0], wanted_c)
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        (groups.Triangular(5), groups.Dense(3)),
+        (groups.Arrow(5, 2), groups.Heisenberg(6, 1, 2)),
+        (groups.BlockDiagonal(5, 2), groups.Diagonal(4)),
+        (groups.Toeplitz(5), groups.Toeplitz(4, upper=True)),
+    ],
+    ids=repr,
+)
+def test_structured_pressure_is_the_projection_of_the_dense_one(left, right):
+    factors, k, c, x, g = setting(left, right)
+    in_k, _ = factors.pressure(k, c, factors.statistics(k, c, x, g, terms=40), damping=0.1)
+    dense = KroneckerFactors(groups.Dense(left.k), groups.Dense(right.k))
+    K, C = (left.to_dense(k),), (right.to_dense(c),)
+    full, _ = dense.pressure(K, C, dense.statistics(K, C, x, g, terms=40), damping=0.1)
+    restricted = left.restrict(torch.eye(left.k, dtype=F64).expand_as(full[0]), full[0])
+    wanted = tuple(4 * block for block in left.scale(left.scale(restricted)))
+    for actual, expected in zip(in_k, wanted, strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
+def test_parts_add_up_to_the_whole():
+    factors, k, c, x, g = setting(groups.Arrow(5), groups.Dense(3))
+    whole = factors.statistics(k, c, x, g, terms=40)
+    parts = [factors.statistics(k, c, x[:, rows], g[:, rows], terms=20) for rows in (slice(0, 20), slice(20, 40))]
+    for a, b in zip(factors.pressure(k, c, whole, 0.1), factors.pressure(k, c, parts[0] + parts[1], 0.1), strict=True):
+        for actual, expected in zip(a, b, strict=True):
+            torch.testing.assert_close(actual, expected)
+
+
+def test_the_fixed_point():
+    """tr(H_C)/d H_K + (c2/d) K^T K = I and its twin, reached from a trace-matched start by bounded steps."""
+    left, right = groups.Dense(4), groups.Dense(3)
+    factors, _, _, x, g = setting(left, right, blocks=1)
+    ones = left.identity((1,), dtype=F64), right.identity((1,), dtype=F64)
+    k, c = trace_matched(factors, factors.statistics(*ones, x, g, terms=40), x, damping=1e-3)
+    for _ in range(400):
+        in_k, in_c = factors.pressure(k, c, factors.statistics(k, c, x, g, terms=40), damping=1e-3)
+        k = left.move(k, tuple(-0.2 * block for block in bounded(left, in_k, 1.0)), 2)
+        c = right.move(c, tuple(-0.2 * block for block in bounded(right, in_c, 1.0)), 2)
+    in_k, in_c = factors.pressure(k, c, factors.statistics(k, c, x, g, terms=40), damping=1e-3)
+    assert in_k[0].abs().max() < 1e-8
+    assert in_c[0].abs().max() < 1e-8
+
+
+@pytest.mark.parametrize(("left", "right"), [(groups.Arrow(5), groups.Dense(3)), (groups.Dense(2), groups.Toeplitz(4))])
+def test_preconditioning_is_the_product_of_both_sides(left, right):
+    factors, k, c, _, _ = setting(left, right)
+    matrix = torch.randn(2, right.k, left.k, dtype=F64)
+    K, C = left.to_dense(k), right.to_dense(c)
+    torch.testing.assert_close(factors.precondition(k, c, matrix), C @ C.mT @ matrix @ K @ K.mT)
