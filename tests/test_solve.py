@@ -221,3 +221,87 @@ def test_a_closure_that_fails_in_a_line_search_changes_nothing():
     for _ in range(20):
         loss = optimizer.step(closure)
     assert loss.item() == pytest.approx(problem.minimum)
+
+
+@pytest.mark.parametrize("form", ["covariance", "precision"])
+@pytest.mark.parametrize("structure", [4, groups.Diagonal(4), groups.Triangular(4), groups.Arrow(4)], ids=repr)
+@pytest.mark.parametrize("offset", [3.0, 30.0, 300.0])
+def test_gaussians_are_fitted_from_far_away(form, structure, offset):
+    x = torch.randn(200, 4, dtype=torch.float64, generator=generator()) + offset
+    point = gnomon.Gaussian(structure, form=form, dtype=torch.float64)
+    solution = solve(lambda q: -q.log_prob(x).mean(), point)
+    assert solution.converged
+    assert solution.evaluations < 3 * solution.iterations + 30
+    torch.testing.assert_close(point.loc.detach(), x.mean(0), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("order", [2, None])
+@pytest.mark.parametrize("form", ["covariance", "precision"])
+def test_the_slope_along_the_curve(form, order):
+    """What the Wolfe condition asks: the gradient in the new frame times the velocity there."""
+    x = torch.randn(50, 3, dtype=torch.float64, generator=generator()) + 1
+    point = gnomon.Gaussian(3, form=form, order=order, dtype=torch.float64)
+    direction = torch.randn(point.eta.shape, dtype=torch.float64, generator=generator(1))
+    group = point.group
+    direction = group.pack(group.unscale(group.scale(group.unpack(direction))))  # symmetric blocks
+    direction /= direction.norm()
+
+    def moved(t):
+        twin = copy.deepcopy(point)
+        with torch.no_grad():
+            twin.eta.copy_(t * direction)
+        twin.fold()
+        return twin
+
+    def loss(q):
+        return -q.log_prob(x).mean()
+
+    t, h = 0.3, 1e-5
+    there = moved(t)
+    loss(there).backward()
+    slope = (there.eta.grad * group.pack(there.chart.velocity(group.unpack(direction), t))).sum().item()
+    numeric = (loss(moved(t + h)) - loss(moved(t - h))).item() / (2 * h)
+    assert slope == pytest.approx(numeric, rel=1e-6 if order is None else 0.05)
+
+
+def test_optimizers_that_are_framed_keep_their_settings():
+    problem = LogDet.random(4, generator=generator())
+    made = []
+
+    def make(parameters):
+        made.append(gnomon.moving_frame(torch.optim.SGD(parameters, lr=0.5), max_step=0.01))
+        return made[0]
+
+    assert solve(problem, optimizer=make, max_iterations=3).gap > 0.1
+    assert made[0]._max_step == 0.01
+    newton = solve(Rosenbrock(6, "mild"), optimizer=lambda p: gnomon.optim.StructuredNewton(p, precond_lr=0.5, lr=0.5))
+    assert newton.gap < 1e-8
+
+
+def test_one_optimizer_in_pieces():
+    problem = MetricNearness.random(6, 100.0, generator=generator())
+    whole = solve(problem)
+    point = problem.start()
+    optimizer = LBFGS(point.parameters())
+    evaluations = iterations = 0
+    while True:
+        part = solve(problem, point, optimizer=lambda p: optimizer, max_iterations=7)
+        evaluations, iterations = evaluations + part.evaluations, iterations + part.iterations
+        if part.converged:
+            break
+    assert iterations == whole.iterations
+    assert evaluations == whole.evaluations
+    assert part.loss == whole.loss
+    with pytest.raises(ValueError, match="LBFGS moves points by itself"):
+        gnomon.moving_frame(optimizer)
+    with pytest.raises(ValueError, match="max_iterations must be an integer of at least 0, got -1"):
+        solve(problem, max_iterations=-1)
+    with pytest.raises(ValueError, match="point holds no parameter that requires a gradient"):
+        solve(Rosenbrock(5), torch.zeros(5))
+
+
+def test_a_gradient_that_is_not_finite_is_a_wall():
+    x = torch.nn.Parameter(torch.tensor([0.5], dtype=torch.float64))
+    solution = solve(lambda x: (torch.where(x > 0, x * x.log(), 0 * x) + 0.5 * x**2 + x).sum(), x)
+    assert solution.converged
+    assert x.item() > 0

@@ -87,6 +87,21 @@ class Chart:
             return self._affine_chain_rule(self.group, step, vector)
         return self._parallel_transport(step, vector)
 
+    def velocity(self, direction: Element, t: float) -> Element:
+        """The coordinates, in the frame at ``eta = t d``, of the velocity of the curve ``t -> A(t d)``.
+
+        Along a one-parameter subgroup it is the direction itself. On the affine group of a Gaussian, whose map is not
+        the matrix exponential, it is ``E^-1 dE/dt`` with ``E = Exp(t D.d)`` as in Eq. gnormal_coord2.
+        """
+        group = self.group
+        if not isinstance(group, Affine):
+            return direction
+        n = times(self._sign, group.scale(direction))
+        e = group.exp(times(t, n), self.order)
+        cut = len(group.linear.shapes)
+        change = (*group.linear.mul(e[:cut], n[:cut]), torch.zeros_like(n[cut]), n[-1])
+        return times(self._sign, group.unscale(group.ldiv(e, change)))
+
     def carries_by_bracket(self, corrected: bool = False) -> bool:
         """Whether :meth:`carry` uses the correction, which holds for short steps only."""
         group = self.group.linear if isinstance(self.group, Affine) and not corrected else self.group

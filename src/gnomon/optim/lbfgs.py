@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,9 +16,14 @@ from .moving_frame import DEFAULT_RADIUS
 
 SUFFICIENT_DECREASE = 1e-4
 CURVATURE = 0.9
-LONGEST_TRIAL = 4.0
-"""A line search starts from a step that changes no direction of tau by more than e to this power (or
-``DEFAULT_RADIUS``, where the memory must be carried by the bracket correction)."""
+LONGEST_STEP: dict[int | None, float] = {1: 1.0, 2: 1.5, None: 4.0}
+"""By order of the exponential: no step changes a direction of tau by more than e to this power.
+
+The quadratic one turns back where ``2 N`` reaches -2, the linear one is singular there. (``DEFAULT_RADIUS`` bounds
+steps along which the memory is carried by the bracket correction.)
+"""
+MORE_TRIALS = 4
+"""After a first trial that decreases the loss enough, so many are made for a longer step at most."""
 
 
 class LBFGS(Optimizer):
@@ -31,9 +37,11 @@ class LBFGS(Optimizer):
 
     It folds by itself: do not wrap it in :func:`gnomon.moving_frame`. Ordinary parameters may be among ``params``.
     ``step(closure)`` returns the loss at the new point, and leaves the gradients there. Where no trial decreases the
-    loss nothing moves, the memory starts anew, and ``stalled_steps`` counts one more.
+    loss nothing moves, the memory starts anew, and ``stalled_steps`` counts one more. The loss and the gradient are
+    kept from step to step, so that the closure must stay the same function; for another one build another optimizer.
     """
 
+    folds_by_itself = True
     stalled_steps: int = 0
     _seen: list[int] | None = None  # the versions of what it moves, where it last evaluated; not kept by copies
 
@@ -48,18 +56,9 @@ class LBFGS(Optimizer):
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         if closure is None:
             raise ValueError("closure is None, but a line search evaluates the loss several times; pass one")
-
-        def evaluate() -> float:
-            with torch.enable_grad():
-                loss = closure()
-            return float(loss.detach() if isinstance(loss, Tensor) else loss)
-
+        evaluate = partial(_value, closure)
+        self.evaluate(closure)
         state = self.state[self._parameters[0]]
-        if self._seen != self._versions():  # the first step, or somebody else moved a parameter
-            before = state.get("gradient")
-            self._arrive(state, evaluate(), self._gradient())
-            if before is None or not torch.equal(before, state["gradient"]):
-                state["steps"], state["changes"] = [], []
         direction = self._direction(state)
         slope = float(direction @ state["gradient"])
         if not slope < 0:  # rounding has spoilt the memory
@@ -73,7 +72,18 @@ class LBFGS(Optimizer):
             except BaseException:  # of the closure: nothing has happened
                 self._move(start, direction, 0.0)
                 raise
-        return torch.tensor(state["loss"])
+        return torch.tensor(state["loss"], dtype=torch.float64)
+
+    @torch.no_grad()
+    def evaluate(self, closure: Callable[[], Any]) -> float:
+        """The loss at the current point, with its gradients in place: from memory if nothing has moved since."""
+        state = self.state[self._parameters[0]]
+        if self._seen != self._versions():  # the first step, or somebody else moved a parameter
+            before = state.get("gradient")
+            self._arrive(state, _value(closure), self._gradient())
+            if before is None or not torch.equal(before, state["gradient"]):
+                state["steps"], state["changes"] = [], []
+        return float(state["loss"])
 
     def _search(
         self,
@@ -84,7 +94,9 @@ class LBFGS(Optimizer):
         slope: float,
     ) -> None:
         """Lewis and Overton's bracket of a weak Wolfe step, with interpolation on the way back."""
-        low, high, t = 0.0, math.inf, self._first_trial(state, direction)
+        longest = self._longest(direction)
+        low, high, t = 0.0, math.inf, min(longest, self._first_trial(state, direction))
+        more = MORE_TRIALS
         for _ in range(self.param_groups[0]["max_eval"]):
             loss = evaluate() if self._move(start, direction, t) else math.inf
             gradient = self._gradient()
@@ -94,12 +106,13 @@ class LBFGS(Optimizer):
                 vertex = 0.5 * slope * t * t / (slope * t - rise) if math.isfinite(rise) else 0.0
                 high, t = t, min(max(vertex, low + 0.1 * (t - low)), low + 0.5 * (t - low))
                 continue
-            carried = self._carry([direction, state["gradient"], *state["steps"], *state["changes"]], t * direction)
-            if gradient @ carried[0] >= CURVATURE * slope:
-                self._remember(state, carried, gradient, t)
+            short = gradient @ self._velocity(direction, t) < CURVATURE * slope
+            if not short or t >= longest or not more:
+                self._remember(state, direction, gradient, t)
                 self._arrive(state, loss, gradient)
                 return
-            low, t = t, (2 * t if high == math.inf else 0.5 * (t + high))
+            more -= 1
+            low, t = t, min(longest, 2 * t if high == math.inf else 0.5 * (t + high))
         self._move(start, direction, low)
         state["steps"], state["changes"] = [], []
         if not low:
@@ -112,9 +125,10 @@ class LBFGS(Optimizer):
         state["loss"], state["gradient"] = loss, gradient
         self._seen = self._versions()
 
-    def _remember(self, state: dict[str, Any], carried: list[Tensor], gradient: Tensor, t: float) -> None:
-        """The carried pairs and the new one; the oldest goes."""
-        direction, before, *memory = carried
+    def _remember(self, state: dict[str, Any], direction: Tensor, gradient: Tensor, t: float) -> None:
+        """The pairs and the new one in the new frame; the oldest goes."""
+        old = [direction, state["gradient"], *state["steps"], *state["changes"]]
+        direction, before, *memory = self._carry(old, t * direction)
         half = len(memory) // 2
         keep = slice(1 - self.param_groups[0]["history_size"] or half, None)
         state["steps"] = [*memory[:half][keep], t * direction]
@@ -137,17 +151,34 @@ class LBFGS(Optimizer):
         return q
 
     def _first_trial(self, state: dict[str, Any], direction: Tensor) -> float:
-        """A unit step, unless it is too long for the points, or no scale is known yet for ordinary parameters."""
-        t = 1.0
+        """A unit step, except where no scale is known yet for ordinary parameters."""
+        if state["steps"]:
+            return 1.0
+        ordinary = zip(self._parameters, self._split(direction), strict=True)
+        return min([1.0, *[1 / max(part.norm().item(), 1e-300) for p, part in ordinary if point_of(p) is None]])
+
+    def _longest(self, direction: Tensor) -> float:
+        """The longest step that the points can follow."""
+        t = math.inf
         for p, part in zip(self._parameters, self._split(direction), strict=True):
             point = point_of(p)
             if point is not None:
                 reach = 2 * point.group.norm_bound(point.group.scale(point.group.unpack(part))).max().item()
-                longest = DEFAULT_RADIUS if point.chart.carries_by_bracket() else LONGEST_TRIAL
+                longest = LONGEST_STEP[point.chart.order]
+                if point.chart.carries_by_bracket():
+                    longest = min(longest, DEFAULT_RADIUS)
                 t = min(t, longest / reach) if reach else t
-            elif not state["steps"]:
-                t = min(t, 1 / max(part.norm().item(), 1e-300))
         return t
+
+    def _velocity(self, direction: Tensor, t: float) -> Tensor:
+        """Of the curve along the direction, in the frame at t."""
+        parts = []
+        for p, part in zip(self._parameters, self._split(direction), strict=True):
+            point = point_of(p)
+            if point is not None:
+                part = point.group.pack(point.chart.velocity(point.group.unpack(part), t))
+            parts.append(part.flatten())
+        return torch.cat(parts)
 
     # ------------------------------------------------------------------ places
     @property
@@ -199,3 +230,10 @@ class LBFGS(Optimizer):
                 carried = point.chart.carry(along, group.unpack(column.reshape(-1, *p.shape)))
                 column.copy_(group.pack(carried).flatten(1))
         return list(stacked)
+
+
+def _value(closure: Callable[[], Any]) -> float:
+    """The loss, with its gradients set."""
+    with torch.enable_grad():
+        loss = closure()
+    return float(loss.detach() if isinstance(loss, Tensor) else loss)

@@ -59,6 +59,8 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
     """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got {type(optimizer).__name__}")
+    if getattr(optimizer, "folds_by_itself", False):
+        raise ValueError(f"optimizer {type(optimizer).__name__} moves points by itself; use it without moving_frame")
     if transport not in TRANSPORTS:
         raise ValueError(f"transport must be one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}")
     if max_step is not None and not (isinstance(max_step, (int, float)) and 0 < max_step < math.inf):
@@ -80,6 +82,11 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
         optimizer.__class__ = _framed_class(type(optimizer))  # type: ignore[assignment]
     optimizer._install(transport, max_step)  # type: ignore[attr-defined]
     return optimizer
+
+
+def is_framed(optimizer: Optimizer) -> bool:
+    """Whether :func:`moving_frame` has been applied."""
+    return isinstance(optimizer, _MovingFrame)
 
 
 def _find_points(optimizer: Optimizer) -> list[tuple[Tensor, Point]]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -13,7 +12,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ..manifolds import point_of
-from ..optim import LBFGS, moving_frame
+from ..optim import LBFGS, StructuredNewton, moving_frame
+from ..optim.moving_frame import is_framed
 from .base import Problem
 
 
@@ -70,32 +70,32 @@ def solve(
         point = problem.start()
     if not tolerance > 0:
         raise ValueError(f"tolerance must be positive, got {tolerance!r}")
+    if not isinstance(max_iterations, int) or max_iterations < 0:
+        raise ValueError(f"max_iterations must be an integer of at least 0, got {max_iterations!r}")
     parameters: list[Tensor] = [point] if isinstance(point, Tensor) else list(point.parameters())
-    if optimizer is None:
-        method: Optimizer = LBFGS(parameters)
-    else:
-        method = optimizer(parameters)
-        if not isinstance(method, LBFGS) and any(point_of(p) is not None for p in parameters):
-            method = moving_frame(method)
+    if not any(p.requires_grad for p in parameters):
+        raise ValueError("point holds no parameter that requires a gradient, so nothing can be moved; unfreeze one")
+    method = LBFGS(parameters) if optimizer is None else _framed(optimizer(parameters), parameters)
     evaluation = _Evaluation(problem, point, parameters)
     start = time.perf_counter()
     message, iteration, stalls = f"stopped after {max_iterations} iterations", 0, 0
     while True:
-        value, norm = evaluation.here()
+        value = method.evaluate(evaluation) if isinstance(method, LBFGS) else evaluation.ahead()
+        norm = _gradient_norm(parameters)
         if callback is not None:
             callback(iteration, value)
         if norm <= tolerance:
             message = f"the gradient is no longer than {tolerance:g}"
         if stalls == 2:  # with and without memory
-            message = "no step decreases the loss: the precision is exhausted"
+            message = "no step decreases the loss: the precision is exhausted, or the loss has no minimum"
         if norm <= tolerance or stalls == 2 or iteration == max_iterations:
             break
-        # A step begins with an evaluation where the last one was, except that LBFGS keeps it from step to step.
-        keeps = isinstance(method, LBFGS)
-        evaluation.fresh = iteration == 0 or not keeps
-        method.step(evaluation)  # type: ignore[arg-type]
-        evaluation.fresh = keeps
-        stalls = stalls + 1 if keeps and float(evaluation.loss.detach()) >= value else 0
+        if isinstance(method, StructuredNewton):
+            method.step(lambda: problem(point))  # it differentiates the loss itself
+        else:
+            method.step(evaluation)  # type: ignore[arg-type]
+        if isinstance(method, LBFGS):
+            stalls = stalls + 1 if method.evaluate(evaluation) >= value else 0
         iteration += 1
     return Solution(
         point=point,
@@ -110,28 +110,37 @@ def solve(
     )
 
 
+def _framed(method: Optimizer, parameters: list[Tensor]) -> Optimizer:
+    """An optimizer that moves points, unless it does so already or there are none."""
+    points = any(point_of(p) is not None for p in parameters)
+    return moving_frame(method) if points and not isinstance(method, LBFGS) and not is_framed(method) else method
+
+
+def _gradient_norm(parameters: list[Tensor]) -> float:
+    lengths = [p.grad.double().norm() for p in parameters if p.grad is not None]
+    return float(torch.stack(lengths).norm()) if lengths else 0.0
+
+
 class _Evaluation:
-    """A closure that does not evaluate the same point twice: neither here and then in a step, nor the reverse."""
+    """A closure that counts, and that can be evaluated ahead of the step whose first call then takes what is there."""
 
     def __init__(self, problem: Callable[[Any], Tensor], point: Any, parameters: list[Tensor]) -> None:
         self.problem, self.point, self.parameters = problem, point, parameters
         self.count = 0
-        self.fresh = False
-        self.loss = torch.tensor(math.nan)
+        self._loss: Tensor | None = None
 
     def __call__(self) -> Tensor:
-        if not self.fresh:
-            for p in self.parameters:
-                p.grad = None
-            self.loss = self.problem(self.point)
-            self.loss.backward()
-            self.count += 1
-        self.fresh = False
-        return self.loss
+        loss, self._loss = self._loss, None
+        if loss is not None:
+            return loss
+        for p in self.parameters:
+            p.grad = None
+        loss = self.problem(self.point)
+        loss.backward()
+        self.count += 1
+        return loss
 
-    def here(self) -> tuple[float, float]:
-        """The loss and the length of its gradient at the current point."""
-        loss = float(self().detach())
-        self.fresh = True
-        lengths = [p.grad.norm() for p in self.parameters if p.grad is not None]
-        return loss, float(torch.stack(lengths).norm()) if lengths else 0.0
+    def ahead(self) -> float:
+        self._loss = None
+        self._loss = self()
+        return float(self._loss.detach())
