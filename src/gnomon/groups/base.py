@@ -260,6 +260,11 @@ class Group(ABC):
         xa = self.apply(a, x, transpose=True)
         return self.restrict(xa, xa)
 
+    @property
+    def products(self) -> int:
+        """How many products with an operator :meth:`congruence` takes, beside diagonals."""
+        return self.k
+
     def congruence(self, a: Element, h: SymmetricOperator) -> Element:
         """``<E_j, A^T H A>`` for one element (no batch), from as few products with ``H`` as the structure needs.
 

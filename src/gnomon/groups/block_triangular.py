@@ -133,17 +133,21 @@ class BlockTriangular(Group):
         cut = len(self.first.shapes)
         return (*self.first.transpose(a[:cut]), *self.rest.transpose(a[cut:-1]), a[-1].mT)
 
-    def congruence(self, a: Element, h: SymmetricOperator) -> Element:
-        """With ``A = [[S, 0], [C, T]]`` (source, then target) as many products as the smaller of the two has rows.
+    @property
+    def products(self) -> int:
+        return min(self.source.k + self.target.products, self.target.k + self.source.products)
 
-        Its rows or columns of the Hessian give the coupling and all that it adds to the other part; the rest is
-        a congruence within the parts.
+    def congruence(self, a: Element, h: SymmetricOperator) -> Element:
+        """With ``A = [[S, 0], [C, T]]`` (source, then target): A's columns of the source, or H's rows of the target.
+
+        Either gives its own block, the coupling and all that it adds to the other part, in which the rest is a
+        congruence; the way with fewer products is taken.
         """
         a_s, a_t, coupling = self._open(a)
         cut = self.first.k
         first, rest = h.part(0, cut), h.part(cut, self.k)
         h_s, h_t = (rest, first) if self.upper else (first, rest)
-        if self.source.k <= self.target.k:
+        if self.source.k + self.target.products == self.products:
             columns = self._join(self.source.to_dense(a_s).mT, coupling.mT)  # A's columns of the source, as rows
             x_s, x_t = self._split(columns)
             y_s, y_t = self._split(h.apply(columns))

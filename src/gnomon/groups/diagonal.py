@@ -49,6 +49,10 @@ class Diagonal(Group):
     def transpose(self, a: Element) -> Element:
         return a
 
+    @property
+    def products(self) -> int:
+        return 0
+
     def congruence(self, a: Element, h: SymmetricOperator) -> Element:
         return (a[0].square() * h.diagonal(),)
 

@@ -19,6 +19,9 @@ class Diagonals(ABC):
     def __call__(self, operator: SymmetricOperator, like: Tensor) -> Tensor:
         """The diagonal, in the precision and on the device of ``like``."""
 
+    def check(self, size: int) -> None:  # noqa: B027  # most rules fit any
+        """An error where the rule does not fit a Hessian of this size."""
+
 
 class Hutchinson(Diagonals):
     """``mean of v . (H v)`` over random signs: unbiased, with the off-diagonal entries as its variance."""
@@ -55,6 +58,10 @@ class Colored(Diagonals):
             colors[i] = next(color for color in range(len(pattern)) if color not in taken)
         self.colors = torch.tensor(colors)
 
+    def check(self, size: int) -> None:
+        if len(self.colors) != size:
+            raise ValueError(f"pattern is of size {len(self.colors)}, but a group of params has {size} numbers")
+
     def _part(self, operator: SymmetricOperator) -> Tensor:
         return self.colors[operator.where]
 
@@ -73,6 +80,9 @@ class Banded(Colored):
             raise ValueError(f"width must be an integer of at least 0 (1: tridiagonal), got {width!r}")
         self.width = width
 
+    def check(self, size: int) -> None:
+        """It fits any."""
+
     def _part(self, operator: SymmetricOperator) -> Tensor:
         return torch.arange(operator.k) % (self.width + 1)
 
@@ -81,6 +91,9 @@ class Exact(Colored):
     """Exact whatever the Hessian is, with as many products as there are entries."""
 
     def __init__(self) -> None: ...
+
+    def check(self, size: int) -> None:
+        """It fits any."""
 
     def _part(self, operator: SymmetricOperator) -> Tensor:
         return torch.arange(operator.k)
@@ -93,7 +106,10 @@ class Given(Diagonals):
         self.function = function
 
     def __call__(self, operator: SymmetricOperator, like: Tensor) -> Tensor:
-        return self.function().detach().flatten().to(like)[operator.where]
+        diagonal = self.function()
+        if not isinstance(diagonal, Tensor) or diagonal.numel() != len(like):
+            raise ValueError(f"hessian must return the {len(like)} numbers of the diagonal, got {diagonal!r}")
+        return diagonal.detach().flatten().to(like)[operator.where]
 
 
 def as_diagonals(hessian: str | Diagonals | Callable[[], Tensor]) -> Diagonals:
@@ -104,7 +120,7 @@ def as_diagonals(hessian: str | Diagonals | Callable[[], Tensor]) -> Diagonals:
         return Hutchinson()
     if hessian == "exact":
         return Exact()
-    if callable(hessian):
+    if callable(hessian) and not isinstance(hessian, type):
         return Given(hessian)
     raise ValueError(
         "hessian must be 'hutchinson', 'exact', a function that returns the diagonal, or one of Hutchinson, Banded and "

@@ -27,11 +27,12 @@ class StructuredNewton(Optimizer):
     With ``M = A^T (H + damping I) A`` for the Hessian H, and P the restriction to the structure (it keeps diagonals and
     symmetric blocks and doubles couplings)::
 
-        m  <- precond_momentum m + precond_lr / 2 P(M - I)        A <- A Exp(-m)        (S^-1 = A A^T)
         v  <- momentum v + lr A A^T g                             x <- x - v
+        m  <- precond_momentum m + precond_lr / 2 P(M - I)        A <- A Exp(-m)        (S^-1 = A A^T)
 
     This is the Gaussian submanifold update for (x, S^-1) with ``gamma = lr``: to first order
-    ``S <- (1 - precond_lr) S + precond_lr (H + damping I)``, while S stays positive definite whatever the Hessian is.
+    ``S <- (1 - precond_lr) S + precond_lr (H + damping I)`` (on Kronecker structures a common scale moves twice as
+    fast), while S stays positive definite whatever the Hessian is.
     With both momenta 0 it is structured natural-gradient descent (Lin et al. 2021). A linear change of the parameters
     by an element of the structure's group (its transpose for form "B") changes the whole trajectory alike.
 
@@ -52,12 +53,15 @@ class StructuredNewton(Optimizer):
         init: the starting S is this multiple of the identity; None takes the root mean square of the first diagonal.
 
     ``step(closure)`` takes a closure that returns the loss and does **not** call ``backward()``. A step costs one
-    gradient and, with an update, a fixed number of Hessian-vector products: k for ``Dense(k)``, head + tail and the
-    diagonal for ``Heisenberg``, rank and the diagonal for ``Arrow``, the diagonal for ``Diagonal``; a diagonal costs
-    ``samples`` (Hutchinson), ``width + 1`` (Banded), one a color (Colored), none (given) or its length (exact).
-    ``hessian_products`` counts them. A step of the preconditioner is cut back, with its momentum, where it would change
-    S in some direction by more than a factor e. Loss, gradient or curvature that is not finite: the step is skipped,
-    and ``skipped_steps`` counts it.
+    gradient and one Hessian-vector product; an update of the preconditioner, k more for ``Dense(k)``, head + tail and
+    the diagonal for ``Heisenberg``, rank and the diagonal for ``Arrow``, the diagonal for ``Diagonal``. A diagonal
+    costs ``samples`` (Hutchinson), ``width + 1`` (Banded), one a color (Colored), none (given) or its length (exact);
+    the first step takes one more where ``init`` is None. ``hessian_products`` counts all of them.
+
+    A step of the preconditioner is cut back, with its momentum, where it would change S in some direction by more
+    than a factor e. A step ``lr u`` of the parameters, ``u = A A^T g``, is cut back where the curvature along it says
+    that heavy ball is not stable, ``lr u^T H u > 2 (1 + momentum) g^T u``. Loss, gradient or curvature that is not
+    finite: the step is skipped, and ``skipped_steps`` counts it. Frozen parameters stay.
     """
 
     def __init__(
@@ -87,6 +91,11 @@ class StructuredNewton(Optimizer):
             raise ValueError(f"form must be 'A' or 'B', got {form!r}")
         if init is not None and not 0 < init < math.inf:
             raise ValueError(f"init must be a positive multiple of the identity, or None, got {init!r}")
+        self.structure = structure
+        self.form = form
+        self.diagonals = as_diagonals(hessian)
+        self.hessian_products = 0
+        self.skipped_steps = 0
         super().__init__(
             params,
             {
@@ -99,18 +108,22 @@ class StructuredNewton(Optimizer):
                 "init": init,
             },
         )
-        self.structure = structure
-        self.form = form
-        self.diagonals = as_diagonals(hessian)
-        self.hessian_products = 0
-        self.skipped_steps = 0
-        for group in self.param_groups:
-            self._chart(group)  # a structure that does not fit is an error here, not at the first step
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        try:
+            self._chart(self.param_groups[-1])  # a structure that does not fit is an error here, not at the first step
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
 
     def _chart(self, group: dict[str, Any]) -> Chart:
         size = sum(p.numel() for p in group["params"])
         structure = Dense(size) if self.structure is None else self.structure
+        if not isinstance(structure, Group) and not callable(structure):
+            raise TypeError(f"structure must be a group, or a function from a size to one, got {structure!r}")
         structure = structure if isinstance(structure, Group) else structure(size)
+        self.diagonals.check(size)
         if structure.k != size:
             raise ValueError(
                 f"structure {structure} has k = {structure.k}, but a group of params has {size} numbers; give a "
@@ -127,23 +140,21 @@ class StructuredNewton(Optimizer):
         due = [step % group["update_every"] == 0 for step, group in zip(steps, self.param_groups, strict=True)]
         with torch.enable_grad():
             loss = closure()
-            gradients = self._gradients(loss, create_graph=any(due))
+            gradients = self._gradients(loss)
         updates = [self._update(*each, gradients) for each in zip(self.param_groups, due, strict=True)]
-        if all_finite(loss.detach(), *[tensor for update in updates for tensor in update]):
-            for group, (velocity, momentum, frame) in zip(self.param_groups, updates, strict=True):
+        if all_finite(loss.detach(), *[tensor for update in updates for tensor in update.values()]):
+            for group, update in zip(self.param_groups, updates, strict=True):
                 state = self.state[group["params"][0]]
-                state["velocity"], state["precond_momentum"], state["frame"] = velocity, momentum, frame
-                state["step"] = state.get("step", 0) + 1
-                for p, part in zip(group["params"], _split(velocity, group["params"]), strict=True):
-                    p.sub_(part)
+                state.update(update, step=state.get("step", 0) + 1)
+                for p, part in zip(group["params"], _split(state["velocity"], group["params"]), strict=True):
+                    if p.requires_grad:
+                        p.sub_(part)
         else:
             self._skip()
         return loss.detach()
 
-    def _update(
-        self, group: dict[str, Any], due: bool, gradients: dict[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """The new velocity of the parameters, momentum of the preconditioner and frame; nothing is changed yet."""
+    def _update(self, group: dict[str, Any], due: bool, gradients: dict[Tensor, Tensor]) -> dict[str, Tensor]:
+        """The new velocity of the parameters, and the preconditioner's momentum and frame; nothing is changed yet."""
         chart, params = self._chart(group), group["params"]
         structure = chart.group
         gradient = torch.cat([gradients[p].detach().flatten() for p in params])
@@ -155,17 +166,21 @@ class StructuredNewton(Optimizer):
             else:
                 frame = self._start(structure, hessian, group["init"], gradient)
             old = structure.unpack(state["precond_momentum"]) if "frame" in state else times(0, frame)
-            velocity = group["lr"] * self._precondition(structure, frame, gradient)
+            natural = self._precondition(structure, frame, gradient)
+            velocity = _stable_rate(gradient, natural, hessian, group) * natural
             if group["momentum"] and "velocity" in state:
                 velocity.add_(state["velocity"], alpha=group["momentum"])
             if not due:
-                return velocity, state["precond_momentum"], state["frame"]
+                return {"velocity": velocity}
             momentum = self._pressure(structure, frame, hessian, 2 * group["precond_lr"])
             accumulate(momentum, old, group["precond_momentum"])
             momentum = _bounded(structure, momentum)
             step = times(-1, momentum)
-            carried = chart.carry(step, momentum)
-            return velocity, structure.pack(carried), structure.pack(chart.retract(frame, step))
+            return {
+                "velocity": velocity,
+                "precond_momentum": structure.pack(chart.carry(step, momentum)),
+                "frame": structure.pack(chart.retract(frame, step)),
+            }
 
     def _skip(self) -> None:
         if self.skipped_steps == 0:
@@ -178,16 +193,19 @@ class StructuredNewton(Optimizer):
         self.skipped_steps += 1
 
     # ------------------------------------------------------------------ derivatives
-    def _gradients(self, loss: Tensor, create_graph: bool) -> dict[Tensor, Tensor]:
+    def _gradients(self, loss: Tensor) -> dict[Tensor, Tensor]:
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            raise TypeError(f"the closure must return the loss, a tensor with one number, got {loss!r}")
         params = [p for group in self.param_groups for p in group["params"]]
+        free = [p for p in params if p.requires_grad]
         try:
-            found = torch.autograd.grad(loss, params, create_graph=create_graph, materialize_grads=True)
+            found = torch.autograd.grad(loss, free, create_graph=True, materialize_grads=True)
         except RuntimeError as error:
             raise RuntimeError(
                 "the loss that the closure returned cannot be differentiated; return it without calling backward() "
                 f"or detach() ({error})"
             ) from error
-        return dict(zip(params, found, strict=True))
+        return {p: torch.zeros_like(p) for p in params} | dict(zip(free, found, strict=True))
 
     def _hessian(
         self, params: list[Tensor], gradients: dict[Tensor, Tensor], damping: float, like: Tensor
@@ -196,18 +214,19 @@ class StructuredNewton(Optimizer):
 
         def product(rows: Tensor) -> Tensor:
             self.hessian_products += len(rows)
+            parts = dict(zip(params, _split(rows, params), strict=True))
             if not curved:
                 return torch.zeros_like(rows)
-            parts = dict(zip(params, _split(rows, params), strict=True))
             products = torch.autograd.grad(
                 [gradients[p] for p in curved],
-                params,
+                curved,
                 [parts[p] for p in curved],
                 retain_graph=True,
                 is_grads_batched=True,
                 materialize_grads=True,
             )
-            return torch.cat([x.flatten(1) for x in products], -1)
+            found = dict(zip(curved, products, strict=True))
+            return torch.cat([found.get(p, torch.zeros_like(parts[p])).flatten(1) for p in params], -1)
 
         return SymmetricOperator(len(like), product, lambda part: self.diagonals(part, like), damping)
 
@@ -244,6 +263,17 @@ def _split(flat: Tensor, params: list[Tensor]) -> list[Tensor]:
     """A flat vector, or rows of them, in the shapes of the parameters."""
     parts = flat.split([p.numel() for p in params], -1)
     return [part.reshape(*flat.shape[:-1], *p.shape) for part, p in zip(parts, params, strict=True)]
+
+
+def _stable_rate(gradient: Tensor, natural: Tensor, hessian: SymmetricOperator, group: dict[str, Any]) -> Tensor:
+    """``lr``, or less, so that heavy ball along ``u = S^-1 g`` is stable: ``lr u^T H u <= 2 (1 + momentum) g^T u``.
+
+    This binds where the curvature has grown faster than S has followed.
+    """
+    lr = torch.as_tensor(group["lr"], dtype=natural.dtype, device=natural.device)
+    curvature = natural @ hessian.apply(natural.unsqueeze(0)).squeeze(0)
+    stable = 2 * (1 + group["momentum"]) * (gradient @ natural)
+    return torch.where(lr * curvature > stable, stable / curvature, lr)
 
 
 def _bounded(structure: Group, momentum: Element) -> Element:
