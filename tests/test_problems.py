@@ -95,7 +95,7 @@ def test_metric_learning_from_labels_separates_the_classes():
     S = solve(problem).point.matrix()
     assert S[1, 1] > 5 * S[0, 0]  # the second feature tells the classes apart, the first does not
     torch.testing.assert_close(S.detach(), problem.minimizer, rtol=1e-4, atol=1e-4)
-    with pytest.raises(ValueError, match="labels hold no pair of a kind"):
+    with pytest.raises(ValueError, match="none has equal labels, or none different ones"):
         MetricLearning.from_labels(noise, torch.zeros(60))
 
 
@@ -184,6 +184,12 @@ def test_random_spd_has_the_condition():
         (lambda: MixtureLikelihood(torch.zeros(3, 2), 4), "components must be between 1 and the 3 rows of X, got 4"),
         (lambda: TraceRegression(torch.zeros(3, 2), torch.zeros(2)), "y has 2 values for the 3 measurements"),
         (lambda: DictionaryLearning(torch.eye(2).expand(3, 2, 2), 2, penalty=-0.5), "penalty must be at least 0"),
+        (lambda: DictionaryLearning(torch.eye(2).expand(3, 2, 2), 0), "atoms must be between 1 and the 3 matrices"),
+        (lambda: LogDet(-torch.eye(2)), "C must be positive definite"),
+        (lambda: MetricNearness(torch.eye(3), torch.ones(5, 4)), r"X has shape \(5, 4\), but Q is of size 3"),
+        (lambda: TraceRegression(torch.ones(5), torch.ones(5)), r"U has shape \(5,\); give \(N, k\)"),
+        (lambda: MetricLearning.random(3, classes=1), "classes must be at least 2"),
+        (lambda: GraphicalModel.random(3, neighbours=5), "neighbours must be at least 0 and below k = 3, got 5"),
     ],
 )
 def test_bad_input(build, message):

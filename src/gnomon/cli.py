@@ -79,14 +79,16 @@ def reproduce(
     results.json, PNG plots and index.html into OUTPUT/NAME. A run that was interrupted continues where it was.
     """
     import torch
+    from threadpoolctl import threadpool_limits
 
     from .experiments.reproduce import EXPERIMENTS
     from .experiments.reproduce import reproduce as run
 
-    torch.set_num_threads(1)  # methods are compared by the work of one thread
+    torch.set_num_threads(1)  # methods are compared by the work of one thread, SciPy's too
     try:
-        for experiment in EXPERIMENTS if name is Figure.all else [name.value]:
-            run(experiment, output, quick=quick)
+        with threadpool_limits(1):
+            for experiment in EXPERIMENTS if name is Figure.all else [name.value]:
+                run(experiment, output, quick=quick)
     except KeyboardInterrupt:
         typer.echo("Interrupted. What is finished is kept: run the same command again to go on.", err=True)
         raise typer.Exit(130) from None

@@ -140,7 +140,8 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     def fit(self, X: ArrayLike, y: object = None) -> GaussianMixture:
         """Maximize the average log-likelihood of the rows of ``X``; ``y`` is ignored."""
         self._check_parameters()
-        data = validate_data(self, X, dtype=np.float64, ensure_min_samples=2)
+        goes_on = self.warm_start and hasattr(self, "components_")
+        data = validate_data(self, X, dtype=np.float64, ensure_min_samples=2, reset=not goes_on)
         if len(data) < self.n_components:
             raise ValueError(
                 f"X has n_samples={len(data)}, fewer than n_components={self.n_components}; give more samples or ask "
@@ -151,7 +152,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         z = torch.from_numpy(units.standardize(data))
         rng = check_random_state(self.random_state)
         starts: Iterable[_Run]
-        if self.warm_start and hasattr(self, "components_"):
+        if goes_on:
             starts = [self._last_fit(group, units)]
         else:
             start = partial(_k_means_start, z.numpy(), self.n_components, group, self.form, self.reg_covar)

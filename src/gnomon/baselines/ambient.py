@@ -15,9 +15,13 @@ class Ambient(nn.Module):
     determinant and quadratic forms go through a Cholesky factor.
     """
 
-    def __init__(self, init: int | Tensor, *, dtype: torch.dtype = torch.float64) -> None:
+    def __init__(
+        self, init: int | Tensor, *, dtype: torch.dtype = torch.float64, device: torch.device | str | None = None
+    ) -> None:
         super().__init__()
-        start = torch.eye(init, dtype=dtype) if isinstance(init, int) else init.detach().clone()
+        if not isinstance(init, (int, Tensor)):
+            raise TypeError(f"init must be a size or a matrix, got {init!r}")
+        start = torch.eye(init, dtype=dtype, device=device) if isinstance(init, int) else init.detach().clone()
         self.tau = nn.Parameter(start)
 
     def matrix(self) -> Tensor:

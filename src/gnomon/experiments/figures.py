@@ -23,7 +23,11 @@ AXES: dict[str, tuple[str, Axis]] = {
 
 
 def plot(
-    panels: dict[str, list[Curve]], minima: dict[str, float], axis: str, path: Path, log_axis: bool = False
+    panels: dict[str, list[Curve]],
+    shares: Callable[[Curve], list[float]],
+    axis: str,
+    path: Path,
+    log_axis: bool = False,
 ) -> None:
     """The gap, as a share of the first one, against one axis: a panel a title, a line a method."""
     label, along = AXES[axis]
@@ -32,7 +36,7 @@ def plot(
     figure, axes = plt.subplots(1, len(panels), figsize=(5.5 * len(panels), 4.2), squeeze=False, sharey=True)
     for panel, (title, curves) in zip(axes[0], panels.items(), strict=True):
         for curve in curves:
-            gaps = [max((loss - minima[title]) / (curve.loss[0] - minima[title]), FLOOR) for loss in curve.loss]
+            gaps = [max(share, FLOOR) for share in shares(curve)]
             ours = curve.method.startswith("ours")
             first = curve.seed == min(other.seed for other in curves if other.method == curve.method)
             panel.semilogy(

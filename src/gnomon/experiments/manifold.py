@@ -24,7 +24,6 @@ Maker = Callable[[Iterable[Tensor], float, float], Optimizer]
 OURS = "ours"
 OURS_BOUNDED = "ours, max_step = 1"
 OURS_SUB = "ours, sub"
-EXACT_MOMENTUM = ("Alimisis 2020", "Alimisis 2021", "Ahn & Sra 2020")
 
 WITHOUT_MOMENTUM = ("structured NGD", "structured NGD, sub", "RGD")
 
@@ -114,7 +113,7 @@ def spd_trials(name: str, quick: bool) -> Iterator[Trial]:
 
 def _run_spd(problem: MetricNearness | LogDet, method: str, lr: float, scale: Scale, record: Recorder) -> None:
     if method in BASELINES:
-        point: nn.Module = baselines.Ambient(problem.k, dtype=problem.dtype)
+        point: nn.Module = baselines.Ambient(problem.k, dtype=problem.dtype, device=problem.device)
         optimizer = BASELINES[method](point.parameters(), lr, scale.momentum)
     else:
         point = problem.start()

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import math
-import platform
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +18,12 @@ from rich.table import Table
 from . import figures, page
 from .manifold import MIXTURE_SCALES, SPD_SCALES, mixture_trials, spd_trials
 from .rosenbrock import FULL, QUICK, rosenbrock_trials
-from .trials import Curve, Store, Trial, run_trials, write_atomically
+from .trials import SOLVED, Curve, Store, Trial, run_trials, versions, write_atomically
 
-SOLVED = 1e-6
-"""The share of the initial gap whose first crossing ranks settings."""
+LEGEND = (
+    f"iterations, gradients, CPU s: spent until the gap is {SOLVED:g} of the first one, or in all where it is not; a "
+    "Hessian-vector product counts as two gradients. off by: the largest distance from the Gaussian submanifold."
+)
 
 
 @dataclass(frozen=True)
@@ -70,18 +70,19 @@ def reproduce(name: str, output: Path, *, quick: bool = False, console: Console 
     results = Results(curves)
     _write_json(folder / "results.json", configuration, results)
     pictures = [folder / f"{axis}.png" for axis in experiment.axes]
-    panels, minima = results.panels()
+    panels = results.panels()
     for axis, picture in zip(experiment.axes, pictures, strict=True):
         # Where a Hessian-vector product meets a plain gradient, costs span orders of magnitude.
-        figures.plot(panels, minima, axis, picture, "evaluations" in experiment.axes and axis != "iterations")
+        figures.plot(panels, results.shares, axis, picture, "evaluations" in experiment.axes and axis != "iterations")
     sections = [(f"Against {figures.AXES[p.stem][0]}", page.image(p)) for p in pictures]
     console.print(experiment.title, style="bold")
     for title in panels:
         header, rows = results.table(title)
         sections.append((title, page.table(header, rows)))
-        console.print(_terminal_table(title, header, rows))
+        console.print(_terminal_table(title, header, rows, console.width))
     index = folder / "index.html"
-    write_atomically(index, page.page(experiment.title, sections, _footer(quick)))
+    console.print(LEGEND, soft_wrap=True)
+    write_atomically(index, page.page(experiment.title, sections, f"{LEGEND} {_footer(quick)}"))
     console.print(f"Results: {index}\n", soft_wrap=True)
     return index
 
@@ -104,12 +105,13 @@ class Results:
 
     def __init__(self, curves: list[Curve]) -> None:
         self.curves = curves
-        self.minima = {
-            panel: min(_least(curve) for curve in curves if curve.panel == panel)
-            for panel in dict.fromkeys(curve.panel for curve in curves)
-        }
+        panels = list(dict.fromkeys(curve.panel for curve in curves))
+        self.minima: dict[tuple[str, int], float] = {}  # of a panel's problem with a seed's data
+        for curve in curves:
+            key = curve.panel, curve.seed
+            self.minima[key] = min(self.minima.get(key, math.inf), _least(curve))
         self._groups: dict[str, list[list[Curve]]] = {}
-        for panel in self.minima:
+        for panel in panels:
             groups = self._by_settings(panel)
             shared = [group for group in groups if group[0].shared]
             best = [min(of_method, key=self._rank) for of_method in self._by_method(groups)]
@@ -132,19 +134,16 @@ class Results:
 
     def _rank(self, group: list[Curve]) -> tuple[float, float]:
         """The iterations to solve the problem; where that is not reached, the final loss."""
-        return _average(group, self._iterations), _average(group, lambda curve: curve.final)
+        return _average(group, Curve.iterations_to_solve), _average(group, lambda curve: curve.final)
 
-    def _iterations(self, curve: Curve) -> float:
-        minimum = self.minima[curve.panel]
-        if curve.minimum is None:
-            return math.inf  # the least loss seen is one method's own
-        target = SOLVED * (curve.loss[0] - minimum) + minimum
-        return next((float(i) for i, loss in enumerate(curve.loss) if loss <= target), math.inf)
+    def panels(self) -> dict[str, list[Curve]]:
+        """Titles to curves."""
+        return {title: [curve for group in groups for curve in group] for title, groups in self._groups.items()}
 
-    def panels(self) -> tuple[dict[str, list[Curve]], dict[str, float]]:
-        """Titles to curves, and to the loss that counts as zero."""
-        panels = {title: [curve for group in groups for curve in group] for title, groups in self._groups.items()}
-        return panels, {title: self.minima[curves[0].panel] for title, curves in panels.items()}
+    def shares(self, curve: Curve) -> list[float]:
+        """The gaps of a curve as shares of its first one."""
+        minimum = self.minima[curve.panel, curve.seed]
+        return [(loss - minimum) / (curve.loss[0] - minimum) for loss in curve.loss]
 
     def table(self, title: str) -> tuple[list[str], list[list[str]]]:
         """A row a method."""
@@ -157,14 +156,16 @@ class Results:
         columns: dict[str, Callable[[list[Curve]], str]] = {
             "method": lambda group: group[0].method,
             "settings": lambda group: _words(group[0].settings),
-            "CPU ms / iteration": lambda group: f"{1e3 * _median(group, lambda c: c.seconds_per_iteration):.2f}",
+            "CPU ms/it.": lambda group: f"{1e3 * _median(group, lambda c: c.seconds_per_iteration):.2f}",
         }
         if example.minimum is not None:
-            columns["final gap"] = lambda group: _number(_average(group, lambda c: c.final - self.minima[c.panel]), "e")
-            columns[f"iterations to {SOLVED:g}"] = lambda group: _number(_average(group, self._iterations), "f")
+            columns["final gap"] = lambda group: _number(
+                _average(group, lambda c: c.final - self.minima[c.panel, c.seed]), "e"
+            )
+            columns["iterations"] = lambda group: _number(_average(group, Curve.iterations_to_solve), "f")
         else:
             columns["final loss"] = lambda group: _number(_average(group, lambda c: c.final), "g")
-            columns["off the submanifold by"] = lambda group: f"{max(max(c.notes.values()) for c in group):.2g}"
+            columns["off by"] = lambda group: f"{max(max(c.notes.values(), default=0.0) for c in group):.2g}"
         if example.evaluations:
             columns["gradients"] = lambda group: _number(_average(group, lambda c: self._spent(c, c.evaluations)), "f")
             columns["CPU s"] = lambda group: f"{_average(group, lambda c: self._spent(c, c.seconds)):.2f}"
@@ -172,12 +173,12 @@ class Results:
 
     def _spent(self, curve: Curve, along: list[float]) -> float:
         """What it took to solve the problem, or all that was spent where it was not solved."""
-        iterations = self._iterations(curve)
-        return along[int(iterations) if math.isfinite(iterations) else -1]
+        iterations = curve.iterations_to_solve()
+        return along[int(iterations) if math.isfinite(iterations) else -1] if along else math.nan
 
 
 def _least(curve: Curve) -> float:
-    return curve.minimum if curve.minimum is not None else min(curve.loss)
+    return curve.minimum if curve.minimum is not None else min(curve.loss, default=math.inf)
 
 
 def _average(group: list[Curve], quantity: Callable[[Curve], float]) -> float:
@@ -200,28 +201,30 @@ def _words(settings: dict[str, float]) -> str:
 def _write_json(path: Path, configuration: dict[str, Any], results: Results) -> None:
     data = {
         "configuration": configuration,
-        "versions": _versions(),
-        "minima": results.minima,
-        "tables": {title: results.table(title) for title in results.panels()[0]},
+        "versions": versions(),
+        "minima": [[*key, minimum] for key, minimum in results.minima.items()],
+        "tables": {title: results.table(title) for title in results.panels()},
         "curves": [asdict(curve) for curve in results.curves],
     }
     write_atomically(path, json.dumps(data) + "\n")
 
 
-def _versions() -> dict[str, str]:
-    return {"python": platform.python_version()} | {name: version(name) for name in ("gnomon", "torch", "scipy")}
-
-
 def _footer(quick: bool) -> str:
-    versions = ", ".join(f"{name} {number}" for name, number in _versions().items())
+    used = ", ".join(f"{name} {number}" for name, number in versions().items())
     small = " Small sizes (--quick): they show that everything runs, not the figures." if quick else ""
-    return f"{versions}; CPU time of the process, one BLAS thread.{small}"
+    return f"{used}; CPU time of the process, one BLAS thread.{small}"
 
 
-def _terminal_table(title: str, header: list[str], rows: list[list[str]]) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, name in enumerate(header):
-        table.add_column(name, justify="left" if i < 2 else "right", no_wrap=i == 0)
+NARROW = 100
+
+
+def _terminal_table(title: str, header: list[str], rows: list[list[str]], width: int) -> Table:
+    """On a narrow terminal the settings are left to the page: half a number is worse than none."""
+    shown = [i for i, name in enumerate(header) if name != "settings" or width >= NARROW]
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    for i in shown:
+        words = header[i] in ("method", "settings")
+        table.add_column(header[i], justify="left" if words else "right", no_wrap=not words)
     for row in rows:
-        table.add_row(*row, style="bold" if row[0].startswith("ours") else "")
+        table.add_row(*[row[i] for i in shown], style="bold" if row[0].startswith("ours") else "")
     return table

@@ -16,10 +16,8 @@ from scipy.optimize import minimize
 from ..groups import Heisenberg
 from ..optim import Banded, StructuredNewton
 from ..problems import Rosenbrock
-from .trials import Recorder, Trial
+from .trials import SOLVED, Recorder, Trial
 
-TARGET = 1e-6
-"""The share of the initial gap at which a run ends."""
 HVP_COST = 2
 """A Hessian-vector product in gradients: it differentiates the gradient, backward again."""
 HEAD = TAIL = 5
@@ -130,7 +128,8 @@ def rosenbrock_trials(quick: bool) -> Iterator[Trial]:
 
 
 def _solved(record: Recorder) -> bool:
-    return record.curve.loss[-1] <= TARGET * record.curve.loss[0]
+    """The end of a run."""
+    return record.curve.loss[-1] <= SOLVED * record.curve.loss[0]
 
 
 def _newton(problem: Rosenbrock, settings: dict[str, float], iterations: int, record: Recorder) -> None:

@@ -6,12 +6,23 @@ import hashlib
 import json
 import math
 import os
+import platform
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+
+from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+SOLVED = 1e-6
+"""The share of the initial gap at which a problem counts as solved."""
+
+
+def versions() -> dict[str, str]:
+    return {"python": platform.python_version()} | {name: version(name) for name in ("gnomon", "torch", "scipy")}
 
 
 @dataclass
@@ -32,6 +43,8 @@ class Curve:
     notes: dict[str, float] = field(default_factory=dict)
     """What else was measured."""
     failure: str | None = None
+    versions: dict[str, str] = field(default_factory=lambda: versions())
+    """Of what made the curve."""
 
     @property
     def gaps(self) -> list[float]:
@@ -47,10 +60,12 @@ class Curve:
     def seconds_per_iteration(self) -> float:
         return self.seconds[-1] / max(len(self.loss) - 1, 1) if self.seconds else math.nan
 
-    def iterations_to(self, share: float) -> int | None:
-        """How many iterations brought the gap to this share of the initial one."""
+    def iterations_to_solve(self) -> float:
+        """How many iterations brought the gap to ``SOLVED`` of the initial one; infinite where that is not known."""
+        if self.minimum is None or not self.loss:
+            return math.inf
         gaps = self.gaps
-        return next((i for i, gap in enumerate(gaps) if gap <= share * gaps[0]), None)
+        return next((float(i) for i, gap in enumerate(gaps) if gap <= SOLVED * gaps[0]), math.inf)
 
 
 class Recorder:
@@ -115,7 +130,7 @@ class Trial:
                     self.run(recorder(curve))
             except _RehearsedError:
                 continue
-            except (FloatingPointError, ValueError, RuntimeError) as error:
+            except (FloatingPointError, ValueError, LinAlgError) as error:
                 curve.failure = str(error)  # a method that diverges is a result
         return curve
 
@@ -131,8 +146,13 @@ class Store:
         return self.folder / f"{hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]}.json"
 
     def load(self, trial: Trial) -> Curve | None:
-        path = self._path(trial)
-        return Curve(**json.loads(path.read_text())) if path.exists() else None
+        """The curve, or None where there is none that can be read: it is then run again."""
+        try:
+            curve = Curve(**json.loads(self._path(trial).read_text()))
+        except (FileNotFoundError, ValueError, TypeError):
+            return None
+        curve.shared = trial.shared  # which settings are shared is a matter of the grid
+        return curve
 
     def save(self, trial: Trial, curve: Curve) -> None:
         write_atomically(self._path(trial), json.dumps(asdict(curve)))

@@ -45,6 +45,8 @@ class DictionaryLearning(Problem):
     def __init__(self, X: Tensor, atoms: int, penalty: float = 0.0) -> None:
         if not penalty >= 0:
             raise ValueError(f"penalty must be at least 0, got {penalty!r}")
+        if not 1 <= atoms <= len(X):
+            raise ValueError(f"atoms must be between 1 and the {len(X)} matrices of X, got {atoms!r}")
         self.X, self.atoms, self.penalty = X, atoms, penalty
 
     @classmethod

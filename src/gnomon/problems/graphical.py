@@ -38,6 +38,8 @@ class GraphicalModel(SPDProblem):
         generator: torch.Generator | None = None,
     ) -> GraphicalModel:
         """Data (20 k samples unless given) whose precision couples each variable to the next ``neighbours``."""
+        if not 0 <= neighbours < k:
+            raise ValueError(f"neighbours must be at least 0 and below k = {k}, got {neighbours!r}")
         truth = torch.eye(k, dtype=torch.float64)
         for offset in range(1, neighbours + 1):
             band = 0.4 / neighbours * torch.ones(k - offset, dtype=torch.float64)

@@ -18,6 +18,8 @@ class LogDet(SPDProblem):
 
     def __init__(self, C: Tensor) -> None:
         super().__init__(C)
+        if bool(torch.linalg.cholesky_ex(C).info.any()):
+            raise ValueError("C must be positive definite: otherwise the loss has no minimum; add a multiple of I")
         self.C = C
         self.minimizer = torch.linalg.inv(C)
         self.minimum = self.k + float(torch.logdet(C.double()))

@@ -38,6 +38,8 @@ class MetricLearning(SPDProblem):
         generator: torch.Generator | None = None,
     ) -> MetricLearning:
         """Pairs of points of ``classes`` clusters that share one elongated shape."""
+        if classes < 2:
+            raise ValueError(f"classes must be at least 2, or there are no dissimilar pairs, got {classes!r}")
         centers = 3 * normal(classes, k, dtype=dtype, generator=generator)
         shape = normal(k, k, dtype=dtype, generator=generator) / k**0.5
         labels = torch.randint(classes, (2, pairs), generator=generator)
@@ -51,11 +53,14 @@ class MetricLearning(SPDProblem):
         cls, X: Tensor, labels: Tensor, pairs: int = 1000, *, generator: torch.Generator | None = None
     ) -> MetricLearning:
         """Random pairs of labelled rows: similar if the labels agree."""
-        i, j = torch.randint(len(X), (2, 50 * pairs), generator=generator)
+        i, j = torch.randint(len(X), (2, 50 * pairs), generator=generator).to(labels.device)
         same, distinct = labels[i] == labels[j], i != j
         chosen = [torch.nonzero(mask & distinct).flatten()[:pairs] for mask in (same, ~same)]
         if any(len(rows) == 0 for rows in chosen):
-            raise ValueError(f"labels hold no pair of a kind (of {len(X)} rows); give at least two classes of two rows")
+            raise ValueError(
+                f"among {50 * pairs} random pairs of the {len(X)} rows none has equal labels, or none different ones; "
+                "give at least two classes of two rows, or more pairs"
+            )
         similar, dissimilar = (X[i[rows]] - X[j[rows]] for rows in chosen)
         return cls(similar, dissimilar)
 

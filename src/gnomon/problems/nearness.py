@@ -21,6 +21,8 @@ class MetricNearness(SPDProblem):
 
     def __init__(self, Q: Tensor, X: Tensor) -> None:
         super().__init__(Q)
+        if X.ndim != 2 or X.shape[-1] != self.k:
+            raise ValueError(f"X has shape {tuple(X.shape)}, but Q is of size {self.k}: give rows of that length")
         self.Q, self.X = Q, X
         self.minimizer = torch.linalg.inv(Q)
         self._moment = X.mT @ X / len(X)

@@ -22,18 +22,23 @@ class Rosenbrock(Problem):
     minimum = 0.0
 
     def __init__(
-        self, d: int = 1000, form: Literal["chained", "mild"] = "chained", *, dtype: torch.dtype = torch.float64
+        self,
+        d: int = 1000,
+        form: Literal["chained", "mild"] = "chained",
+        *,
+        dtype: torch.dtype = torch.float64,
+        device: torch.device | str | None = None,
     ) -> None:
         if form not in ("chained", "mild"):
             raise ValueError(f"form must be 'chained' or 'mild', got {form!r}")
         if d < 2:
             raise ValueError(f"d must be at least 2, got {d!r}")
-        self.d, self.form, self.dtype = d, form, dtype
-        self.minimizer = torch.ones(d, dtype=dtype)
+        self.d, self.form = d, form
+        self.minimizer = torch.ones(d, dtype=dtype, device=device)
 
     def start(self) -> nn.Parameter:
         """The classical start: -1.2, 1, -1.2, 1, ..."""
-        x = torch.ones(self.d, dtype=self.dtype)
+        x = self.minimizer.clone()
         x[::2] = -1.2
         return nn.Parameter(x)
 

@@ -18,6 +18,8 @@ class TraceRegression(SPDProblem):
 
     def __init__(self, U: Tensor, y: Tensor) -> None:
         super().__init__(U)
+        if U.ndim not in (2, 3):
+            raise ValueError(f"U has shape {tuple(U.shape)}; give (N, k) or (N, rank, k)")
         if len(U) != len(y):
             raise ValueError(f"y has {len(y)} values for the {len(U)} measurements of U; give one each")
         self.U = U.unsqueeze(1) if U.ndim == 2 else U
