@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..groups.base import widen
 from .base import Matrix, SPDProblem
 from .random import random_spd
 
@@ -18,10 +19,10 @@ class LogDet(SPDProblem):
 
     def __init__(self, C: Tensor) -> None:
         super().__init__(C)
-        if bool(torch.linalg.cholesky_ex(C).info.any()):
+        if bool(torch.linalg.cholesky_ex(widen(C)).info.any()):
             raise ValueError("C must be positive definite: otherwise the loss has no minimum; add a multiple of I")
         self.C = C
-        self.minimizer = torch.linalg.inv(C)
+        self.minimizer = torch.linalg.inv(widen(C)).to(C.dtype)
         self.minimum = self.k + float(torch.logdet(C.double()))
 
     @classmethod

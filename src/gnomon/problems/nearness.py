@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..groups.base import widen
 from .base import Matrix, SPDProblem, normal, symmetric
 from .random import random_spd
 
@@ -24,7 +25,7 @@ class MetricNearness(SPDProblem):
         if X.ndim != 2 or X.shape[-1] != self.k:
             raise ValueError(f"X has shape {tuple(X.shape)}, but Q is of size {self.k}: give rows of that length")
         self.Q, self.X = Q, X
-        self.minimizer = torch.linalg.inv(Q)
+        self.minimizer = torch.linalg.inv(widen(Q)).to(Q.dtype)
         self._moment = X.mT @ X / len(X)
         self._identity = torch.eye(self.k, dtype=Q.dtype, device=Q.device)
 
