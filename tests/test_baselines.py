@@ -22,8 +22,8 @@ def build(method, parameters, lr, momentum=0.9):
 def problem_loss(problem, tau):
     if isinstance(problem, LogDet):
         return (problem.C * tau).sum() - torch.logdet(tau)
-    residual = tau @ problem.Q - torch.eye(len(tau), dtype=tau.dtype)
-    return 0.5 * ((residual @ problem._moment) * residual).sum()
+    x = problem.X
+    return 0.5 * (x @ problem.Q @ tau - x).square().sum(-1).mean()
 
 
 def run(method, problem, steps, lr, start=None):

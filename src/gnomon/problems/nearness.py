@@ -26,8 +26,9 @@ class MetricNearness(SPDProblem):
             raise ValueError(f"X has shape {tuple(X.shape)}, but Q is of size {self.k}: give rows of that length")
         self.Q, self.X = Q, X
         self.minimizer = torch.linalg.inv(widen(Q)).to(Q.dtype)
-        self._moment = X.mT @ X / len(X)
-        self._identity = torch.eye(self.k, dtype=Q.dtype, device=Q.device)
+        # With 1/N sum_i x_i x_i^T = L L^T the loss is 1/2 ||S Q L - L||^2: one product, however many vectors there are.
+        self._L = (torch.linalg.qr(widen(X), mode="r").R.mT / len(X) ** 0.5).to(Q.dtype)
+        self._QL = Q @ self._L
 
     @classmethod
     def random(
@@ -47,11 +48,10 @@ class MetricNearness(SPDProblem):
         """The loss on all vectors, or on the mini-batch of those with the given indices."""
         S = point.matrix()
         if rows is None:
-            residual = S @ self.Q - self._identity
-            return 0.5 * ((residual @ self._moment) * residual).sum()
+            return 0.5 * (S @ self._QL - self._L).square().sum()
         x = self.X[rows]
         return 0.5 * (x @ self.Q @ S - x).square().sum(-1).mean()
 
     def gradient(self, S: Tensor) -> Tensor:
         """The symmetric part of ``(S Q - I) M Q`` with ``M = 1/N sum_i x_i x_i^T``."""
-        return symmetric((S @ self.Q - self._identity) @ self._moment @ self.Q)
+        return symmetric((S @ self._QL - self._L) @ self._QL.mT)
