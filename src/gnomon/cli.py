@@ -75,8 +75,11 @@ def reproduce(
 ) -> None:
     """Run the paper's manifold experiments: every method of a figure, its curves and a results page.
 
-    First every method with the same step and momentum, then each with its own best step from a small grid. Writes
-    results.json, PNG plots and index.html into OUTPUT/NAME. A run that was interrupted continues where it was.
+    First every method with the same step and momentum, then each with its own best step from a small grid.
+
+    Writes results.json, PNG plots and index.html into OUTPUT/NAME; about half an hour for all, without --quick.
+
+    A run that was interrupted continues where it was.
     """
     import torch
     from threadpoolctl import threadpool_limits
