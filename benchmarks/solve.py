@@ -98,14 +98,14 @@ def measure(k: int, rounds: int) -> list[dict[str, Any]]:
             for _ in range(rounds + 1):
                 for name, run in runs.items():
                     outcomes[name].append(run())
-            best = {name: outcomes[name][1:] for name in runs}  # the first round warms up
+            measured = {name: outcomes[name][1:] for name in runs}  # the first round warms up
             summary = {
                 name: {
                     "seconds": statistics.median(o["seconds"] for o in of),
                     "iterations": of[-1]["iterations"],
                     "gap": of[-1]["gap"],
                 }
-                for name, of in best.items()
+                for name, of in measured.items()
             }
             solved = {name: s for name, s in summary.items() if s["gap"] <= WANTED and name != "ours"}
             fastest = min(solved, key=lambda name: solved[name]["seconds"])

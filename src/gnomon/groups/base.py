@@ -292,6 +292,10 @@ class Group(ABC):
         sums = [self.apply(magnitudes, ones, transpose).squeeze(-2) for transpose in (False, True)]
         return (sums[0].amax(-1) * sums[1].amax(-1)).sqrt()
 
+    def reach(self, eta: Element) -> Tensor:
+        """A bound on ``||2 D.eta||_2``: a step changes no direction of tau by more than e to this power."""
+        return 2 * self.norm_bound(self.scale(eta))
+
     def exp(self, n: Element, order: int | None = None) -> Element:
         """``Exp(N)``, or its truncation after the linear (1) or quadratic (2) term.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from ..groups import Element, Group
@@ -94,23 +93,3 @@ def _half_projected(group: Group, a: Element, h: Element, weight: Tensor, dampin
     accumulate(m, tuple(align(damping, block) * block for block in group.pullback(a, group.dual(a))))
     accumulate(m, group.dual(group.identity_like(a)), -1)
     return times(2, group.scale(group.scale(m)))
-
-
-def bounded(group: Group, n: Element, radius: float) -> Element:
-    """``N``, cut back in each batch element to where its spectral norm is at most ``radius``."""
-    share = (radius / group.norm_bound(n)).clamp(max=1)
-    return tuple(align(share, block) * block for block in n)
-
-
-def trace_matched(factors: KroneckerFactors, s: Statistics, like: Tensor, damping: float) -> tuple[Element, Element]:
-    """Multiples of the identity at which the average of ``tr(H_C)/d H_K + damping`` is 1, with equal shares.
-
-    ``s`` are statistics taken at the identity.
-    """
-    mean_a = s.trace_k / s.rows / factors.left.k
-    mean_g = s.terms * s.trace_c / factors.right.k
-    scale = (mean_a * mean_g + damping).clamp(min=torch.finfo(like.dtype).tiny).pow(-0.25)
-    ones = [like.new_ones(*scale.shape, group.k) for group in (factors.left, factors.right)]
-    return factors.left.from_diagonal(scale.unsqueeze(-1) * ones[0]), factors.right.from_diagonal(
-        scale.unsqueeze(-1) * ones[1]
-    )

@@ -163,7 +163,7 @@ class LBFGS(Optimizer):
         for p, part in zip(self._parameters, self._split(direction), strict=True):
             point = point_of(p)
             if point is not None:
-                reach = 2 * point.group.norm_bound(point.group.scale(point.group.unpack(part))).max().item()
+                reach = point.group.reach(point.group.unpack(part)).max().item()
                 longest = LONGEST_STEP[point.chart.order]
                 if point.chart.carries_by_bracket():
                     longest = min(longest, DEFAULT_RADIUS)

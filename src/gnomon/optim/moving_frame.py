@@ -271,10 +271,8 @@ class _MovingFrame(Optimizer):
     @torch.no_grad()
     def _bound(self, parameter: Tensor, group: Group) -> None:
         eta = group.unpack(parameter)
-        if self._max_step is not None:
-            share = self._max_step / group.length(eta)
-        else:
-            share = DEFAULT_RADIUS / (2 * group.norm_bound(group.scale(eta)))
+        radius = self._max_step
+        share = DEFAULT_RADIUS / group.reach(eta) if radius is None else radius / group.length(eta)
         share = align(share.clamp(max=1), parameter).to(parameter.dtype)  # a zero step: inf, clamped
         if isinstance(self, torch.optim.LBFGS) and bool((share < 1).any()):
             forget_line_search(self)

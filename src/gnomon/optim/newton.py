@@ -214,9 +214,9 @@ class StructuredNewton(Optimizer):
 
         def product(rows: Tensor) -> Tensor:
             self.hessian_products += len(rows)
-            parts = dict(zip(params, _split(rows, params), strict=True))
             if not curved:
                 return torch.zeros_like(rows)
+            parts = dict(zip(params, _split(rows, params), strict=True))
             products = torch.autograd.grad(
                 [gradients[p] for p in curved],
                 curved,
@@ -278,5 +278,5 @@ def _stable_rate(gradient: Tensor, natural: Tensor, hessian: SymmetricOperator, 
 
 def _bounded(structure: Group, momentum: Element) -> Element:
     """Cut back to where no direction of S changes by more than a factor e."""
-    share = DEFAULT_RADIUS / (2 * structure.norm_bound(structure.scale(momentum)))
-    return tuple(share.clamp(max=1) * block for block in momentum)
+    share = (DEFAULT_RADIUS / structure.reach(momentum)).clamp(max=1)
+    return tuple(share * block for block in momentum)
