@@ -88,7 +88,7 @@ def test_fifty_steps_equal_the_figure(name, outside, T, dtype, tolerance):
     b1 = published_precond_lr if T == 1 else 0.02
     state, layers = reference(twin, batches, 0.01, 0.5, b1, 0.9, 0.01, 0.01, T, outside)
     convention = "outside" if outside else "inside"
-    optimizer = INGD(model, precond_lr=b1, update_every=T, convention=convention, **settings)
+    optimizer = INGD(model, precond_lr=b1, update_every=T, convention=convention, preset="paper", **settings)
     for x in batches:
         optimizer.zero_grad()
         (model(x).square().sum() / len(x)).backward()
@@ -109,7 +109,7 @@ def test_equal_to_singd(name, T):
     torch.manual_seed(0)
     model, shape = models()[name]
     twin = copy.deepcopy(model)
-    ours = INGD(model, lr=0.01, damping=0.01, precond_lr=0.02, update_every=T, convention="outside")
+    ours = INGD(model, lr=0.01, damping=0.01, precond_lr=0.02, update_every=T, convention="outside", preset="paper")
     groups_of = {
         "lr": 0.01,
         "damping": 0.01,
@@ -138,7 +138,7 @@ def test_accumulation_equals_the_large_batch():
     model, shape = models()["linear"]
     model = model.double()
     twin = copy.deepcopy(model)
-    whole, parts = INGD(model, precond_lr=0.02, update_every=1), INGD(twin, precond_lr=0.02, update_every=1)
+    whole, parts = INGD(model, update_every=1), INGD(twin, update_every=1)
     for _ in range(5):
         x = torch.randn(shape, dtype=torch.float64)
         whole.zero_grad()

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.optim.layers import layer_of
+from gnomon.optim.layers import is_known, layer_of
 
 MODULES = {
     "linear": (nn.Linear(5, 3), (4, 5)),
@@ -73,5 +73,7 @@ def test_frozen_biases_and_unknown_modules():
     module.bias.requires_grad_(False)
     layer = layer_of(module)
     assert (layer.bias, layer.p) == (None, 3)
-    assert layer_of(nn.LayerNorm(3)) is None
-    assert layer_of(nn.ReLU()) is None
+    assert not is_known(nn.LayerNorm(3))
+    assert not is_known(nn.ReLU())
+    assert not is_known(nn.utils.parametrizations.weight_norm(nn.Linear(3, 2)))
+    assert not is_known(nn.Embedding(3, 2, sparse=True))

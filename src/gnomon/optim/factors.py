@@ -4,23 +4,34 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from ..groups import Element, Group
+from ..groups import Diagonal, Element, Group
 from ..groups.base import accumulate, add, align, times
 
 
 @dataclass
+class Moment:
+    """A sum of squares ``x x^T`` over rows, as seen from a factor A."""
+
+    seen: Element
+    """``<E, A^T x x^T A>``"""
+    trace: Tensor
+    """``tr(A^T x x^T A)``"""
+    energy: Tensor
+    """``x^T x``"""
+
+    def __add__(self, other: Moment) -> Moment:
+        return Moment(add(self.seen, other.seen), self.trace + other.trace, self.energy + other.energy)
+
+
+@dataclass
 class Statistics:
-    """Sums over the rows of one or several batches: ``<E, K^T x x^T K>``, ``<E, C^T g g^T C>`` and their traces.
+    """Sums over the rows of one or several batches, as long as the factors stay what they are."""
 
-    Rows may come in any number of parts, as long as the factors stay what they are.
-    """
-
-    h_k: Element
-    h_c: Element
-    trace_k: Tensor
-    trace_c: Tensor
+    inputs: Moment
+    outputs: Moment
     rows: int
     """Input rows so far: they are averaged."""
     terms: int
@@ -28,13 +39,25 @@ class Statistics:
 
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(
-            add(self.h_k, other.h_k),
-            add(self.h_c, other.h_c),
-            self.trace_k + other.trace_k,
-            self.trace_c + other.trace_c,
-            self.rows + other.rows,
-            self.terms + other.terms,
+            self.inputs + other.inputs, self.outputs + other.outputs, self.rows + other.rows, self.terms + other.terms
         )
+
+
+@dataclass
+class Curvature:
+    """What the two factors see of a layer's curvature, and its mean over all directions of the layer itself."""
+
+    in_k: Element
+    in_c: Element
+    mean: Tensor
+
+    def relative_to(self, level: Tensor) -> Curvature:
+        """The curvature in units of ``level``."""
+
+        def divided(element: Element) -> Element:
+            return tuple(block / align(level, block) for block in element)
+
+        return Curvature(divided(self.in_k), divided(self.in_c), self.mean / level)
 
 
 @dataclass(frozen=True)
@@ -47,39 +70,44 @@ class KroneckerFactors:
     """The group of C, on the outputs."""
 
     def statistics(self, k: Element, c: Element, x: Tensor, g: Tensor, terms: int) -> Statistics:
-        """From rows ``x`` of shape ``(blocks, n, p)`` and ``g`` of shape ``(blocks, n, d)``."""
-        xk = self.left.apply(k, x, transpose=True)
-        gc = self.right.apply(c, g, transpose=True)
-        return Statistics(
-            self.left.restrict(xk, xk),
-            self.right.restrict(gc, gc),
-            xk.square().sum((-2, -1)),
-            gc.square().sum((-2, -1)),
-            x.shape[-2],
-            terms,
+        """From rows ``x`` of shape ``(blocks, n, p)``, or indices ``(blocks, n)``, and ``g`` of shape ``(blocks, n, d)``."""
+        inputs = moment(self.left, k, x) if x.is_floating_point() else index_moment(self.left, k, x)
+        return Statistics(inputs, moment(self.right, c, g), x.shape[1], terms)
+
+    def curvature(self, s: Statistics) -> Curvature:
+        """``tr(H_C)/d H_K`` and ``tr(H_K)/p H_C``: what each factor sees of ``mu_AA x mu_GG``."""
+        d, p, weight = self.right.k, self.left.k, s.terms / max(s.rows, 1)
+        return Curvature(
+            tuple(align(s.outputs.trace * (weight / d), block) * block for block in s.inputs.seen),
+            tuple(align(s.inputs.trace * (weight / p), block) * block for block in s.outputs.seen),
+            s.inputs.energy * s.outputs.energy * (weight / (d * p)),
         )
 
-    def pressure(self, k: Element, c: Element, s: Statistics, damping: float) -> tuple[Element, Element]:
+    def gradient_curvature(self, k: Element, c: Element, gradient: Tensor) -> Curvature:
+        """``Y^T Y / d`` and ``Y Y^T / p`` with ``Y = C^T G K``: what each sees of ``vec(G) vec(G)^T``.
+
+        At the fixed point ``S_a = E[G S_b^-1 G^T] / p`` and ``S_b = E[G^T S_a^-1 G] / d`` with ``C C^T = S_a^-1`` and
+        ``K K^T = S_b^-1``: the Kronecker product nearest to the covariance of G in the sense of Kullback and Leibler.
+        """
+        d, p = self.right.k, self.left.k
+        y = self.right.apply(c, self.left.apply(k, gradient, transpose=True).mT, transpose=True)
+        return Curvature(
+            times(1 / d, self.left.restrict(y.mT, y.mT)),
+            times(1 / p, self.right.restrict(y, y)),
+            gradient.square().mean((-2, -1)),
+        )
+
+    def pressure(self, k: Element, c: Element, curvature: Curvature, damping: float) -> tuple[Element, Element]:
         """``1/2 P( tr(H_C)/d H_K + damping tr(C^T C)/d K^T K - I )`` and its twin: the update at ``b1 = 1``.
 
         P keeps diagonals and symmetric blocks and doubles couplings, as for any structure.
         """
-        mean_k, mean_c = 1 / s.rows, float(s.terms)
-        in_k = _half_projected(
-            self.left,
-            k,
-            s.h_k,
-            mean_k * mean_c * s.trace_c / self.right.k,
-            damping * self.right.squared_norm(c) / self.right.k,
+        damping_k = damping * self.right.squared_norm(c) / self.right.k
+        damping_c = damping * self.left.squared_norm(k) / self.left.k
+        return (
+            _half_projected(self.left, k, curvature.in_k, damping_k),
+            _half_projected(self.right, c, curvature.in_c, damping_c),
         )
-        in_c = _half_projected(
-            self.right,
-            c,
-            s.h_c,
-            mean_k * mean_c * s.trace_k / self.left.k,
-            damping * self.left.squared_norm(k) / self.left.k,
-        )
-        return in_k, in_c
 
     def precondition(self, k: Element, c: Element, matrix: Tensor) -> Tensor:
         """``C C^T G K K^T``."""
@@ -87,9 +115,29 @@ class KroneckerFactors:
         return self.right.apply(c, self.right.apply(c, rows.mT, transpose=True)).mT
 
 
-def _half_projected(group: Group, a: Element, h: Element, weight: Tensor, damping: Tensor) -> Element:
-    """``1/2 P( weight H + damping A^T A - I )``."""
-    m = tuple(align(weight, block) * block for block in h)
-    accumulate(m, tuple(align(damping, block) * block for block in group.pullback(a, group.dual(a))))
+def moment(group: Group, a: Element, rows: Tensor) -> Moment:
+    """From rows of shape ``(blocks, n, size)``."""
+    seen = group.gram(a, rows)
+    return Moment(seen, _trace(group, seen), rows.square().sum((-2, -1)))
+
+
+def index_moment(group: Group, a: Element, indices: Tensor) -> Moment:
+    """From indices of unit vectors, of which those equal to the size stand for zero; the group is diagonal."""
+    assert isinstance(group, Diagonal)
+    counts = a[0].new_zeros(indices.shape[0], group.k + 1)
+    counts.scatter_add_(1, indices, torch.ones_like(indices, dtype=counts.dtype))
+    seen = a[0].square() * counts[:, :-1]
+    return Moment((seen,), seen.sum(-1), counts[:, :-1].sum(-1))
+
+
+def _trace(group: Group, seen: Element) -> Tensor:
+    """``tr(M)`` from ``<E, M>``."""
+    return (group.flatten(group.identity_like(seen)) * group.flatten(seen)).sum(-1)
+
+
+def _half_projected(group: Group, a: Element, seen: Element, damping: Tensor) -> Element:
+    """``1/2 P( seen + damping A^T A - I )``."""
+    m = tuple(align(damping, block) * block for block in group.pullback(a, group.dual(a)))
+    accumulate(m, seen)
     accumulate(m, group.dual(group.identity_like(a)), -1)
     return times(2, group.scale(group.scale(m)))

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from collections.abc import Iterable
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch.utils.flop_counter import FlopCounterMode
 
 from ..groups import Dense, Element, Group
-from ..groups.base import accumulate, times
-from .capture import Capture
-from .factors import KroneckerFactors, Statistics
-from .layers import Approximation, Layer, layer_of
+from ..groups.base import add, align, check_order, times
+from . import rules
+from .factors import Curvature, KroneckerFactors, Statistics
+from .layers import Approximation
+from .layerwise import LayerwiseOptimizer, Scalar, Settings, Tracked, check_choice
+from .rounding import rounded
+from .structures import Structure
+from .summary import Row
 
-Scalar = float | Callable[[int], float]
-"""A number, or a function of the step's number."""
-Factory = Callable[[int], Group]
+LEVEL_MEMORY = 0.9
+"""How much of the running mean of the curvature an update keeps."""
 
 
 def published_precond_lr(step: int) -> float:
@@ -27,167 +30,344 @@ def published_precond_lr(step: int) -> float:
     return 0.0002 if step < 100 else 0.002 if step < 500 else 0.01
 
 
-@dataclass
-class _Tracked:
-    """A layer with its factors, and what the hooks have gathered for the next update."""
+class INGD(LayerwiseOptimizer):
+    """Second-order steps for every layer of a model, by matrix multiplications alone (Fig. matDL_opt).
 
-    layer: Layer
-    factors: KroneckerFactors
-    statistics: Statistics | None = None
-    samples: dict[int, int] = field(default_factory=dict)
-    """By forward pass: a layer that is used twice in one of them counts its samples once."""
+    With ``mu_AA`` the second moment of a layer's inputs and ``mu_GG`` that of its per-sample output gradients,
+    ``H_K = K^T mu_AA K`` and ``H_C = C^T mu_GG C``, the factors follow the curvature by::
 
+        m_K <- a1 m_K + b1/(2d) ( tr(H_C) H_K + damping tr(C^T C) K^T K - d I )        K <- K Exp(-m_K)
+        m_C <- a1 m_C + b1/(2p) ( tr(H_K) H_C + damping tr(K^T K) C^T C - p I )        C <- C Exp(-m_C)
 
-class INGD(Optimizer):
-    """The update of the paper's figure, as it stands.
+    with ``a1 = precond_momentum`` and ``b1 = precond_lr``, and a step goes along ``D = C C^T G K K^T`` for the weight
+    with its bias as a last column. By default, G is the average of the gradients (Nesterov's), and D is scaled to a
+    root mean square of ``step_rms`` in each layer, as AdamW's steps nearly are::
 
-    With ``mu_AA`` the second moment of a layer's inputs and ``mu_GG`` that of its per-sample output gradients
-    (empirical Fisher), ``H_K = K^T mu_AA K`` and ``H_C = C^T mu_GG C``, every ``update_every`` steps::
+        W <- (1 - lr weight_decay) W - lr step_rms D / rms(D)
 
-        m_K <- a1 m_K + b1/(2d) ( tr(H_C) H_K + damping tr(C^T C) K^T K - d I )        K <- K (I - m_K)
-        m_C <- a1 m_C + b1/(2p) ( tr(H_K) H_C + damping tr(K^T K) C^T C - p I )        C <- C (I - m_C)
+    Beside that the defaults differ from the figure in what keeps it stable: curvature and damping are relative to the
+    running mean of the layer's curvature, so that the identity is a matched start and the scale of inputs and loss
+    does not matter; a factor's step is bounded in norm; the exponential is kept to second order; factors are
+    updated at each step at first, then at intervals that grow up to ``update_every``. ``preset="paper"`` is the figure
+    as it stands: absolute curvature, ``K <- K (I - m_K)``, the published schedule of b1, momentum after
+    preconditioning, ``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, and SGD for other parameters.
 
-    and at every step, for the layer's weight with its bias as a last column::
+    Args:
+        model: the model; all its trainable parameters are trained. Linear, convolution, transposed convolution,
+            embedding and attention layers get factors, other parameters follow ``fallback``.
+        lr: learning rate; with ``step_rms`` in AdamW's units.
+        momentum: weight of the past in the average of gradients.
+        weight_decay: decoupled with ``step_rms``, otherwise added to the direction.
+        damping: added to the curvature, relative to its mean (absolute in the paper's preset).
+        precond_lr: b1, how fast the factors follow.
+        precond_momentum: a1.
+        update_every: steps between updates of the factors, T in the paper.
+        structure: of K and C: ``"dense"``, ``"triangular"``, ``"diagonal"``, ``"block"``, ``"arrow"``,
+            ``"heisenberg"``, ``"toeplitz"`` or ``"identity"``, a function from the size to a group, a pair of those
+            for (K, C), or a mapping from patterns of layer names (``"encoder.*"``) to any of these.
+        curvature: ``"kfac"`` takes inputs and output gradients of layers by hooks; ``"gradient"`` takes the gradient
+            matrix alone, for any parameter of two or more dimensions.
+        fisher: ``"empirical"`` takes the gradients of the loss; ``"mc"`` those of targets drawn from the model's
+            predictions, see :meth:`observe`.
+        approx: where a weight is applied at several positions of a sample: ``"expand"`` counts each, ``"reduce"``
+            means of inputs and sums of gradients.
+        grouped: factors for each group of a convolution (``"each"``), or the paper's ``"average"`` over them.
+        step_rms: root mean square of a layer's step at ``lr = 1``; None for steps as long as they are.
+        kl_clip: the alternative to ``step_rms``: a bound on ``lr^2 <G, D>``, over all layers.
+        max_factor_step: bound on the norm of ``m_K`` and ``m_C``; ``math.inf`` for none.
+        order: of the exponential, 1 or 2.
+        relative: whether curvature and damping are relative to the running mean of the curvature.
+        growing_intervals: whether updates are more frequent at first.
+        convention: ``"outside"`` keeps b1 out of the momentum, ``m <- a1 m + (...)``, ``K <- K Exp(-b1 m)``, which
+            differs where b1 changes.
+        factor_dtype: type of the factors; half precision is rounded at random, seeded by ``seed``. None is that of
+            the weight, and float32 at least.
+        max_dim: a factor of a larger size is diagonal.
+        fallback: how other parameters are trained, ``"adamw"`` or ``"sgd"``.
+        fallback_lr: their learning rate, that of the layers unless given.
+        groups: dictionaries with ``params`` and settings for them, as in torch; all other parameters are a group too.
+        precondition_only: ``step()`` replaces each gradient by its direction and moves nothing: for use before the
+            ``step()`` of another optimizer.
+        preset: ``"robust"`` or ``"paper"``: what arguments that are not given mean.
+        seed: of random rounding.
 
-        M <- momentum M + C C^T G K K^T + weight_decay W                               W <- W - lr M
-
-    from ``K = C = I``, with ``a1 = precond_momentum`` and ``b1 = precond_lr``. ``convention="outside"`` keeps b1 out of
-    the momentum, ``m <- a1 m + (...)``, ``K <- K (I - b1 m)``, which differs where b1 changes. Layers are Linear,
-    convolutions and transposed convolutions; other parameters follow momentum SGD with the same settings.
+    Numbers may be functions of the step: ``lr=lambda step: ...``. A gradient that is not finite skips the step, and
+    curvature that is not finite the update; ``skipped_steps`` and ``skipped_updates`` count them.
     """
+
+    presets: ClassVar[dict[str, Settings]] = {
+        "robust": {
+            "lr": 3e-3,
+            "momentum": 0.95,
+            "weight_decay": 0.01,
+            "damping": 1e-4,
+            "precond_lr": 0.1,
+            "precond_momentum": 0.5,
+            "update_every": 10,
+            "step_rms": 0.5,
+            "kl_clip": None,
+            "max_factor_step": 0.5,
+            "order": 2,
+            "relative": True,
+            "growing_intervals": True,
+            "fallback": "adamw",
+        },
+        "paper": {
+            "lr": 1e-2,
+            "momentum": 0.9,
+            "weight_decay": 0.01,
+            "damping": 5e-3,
+            "precond_lr": published_precond_lr,
+            "precond_momentum": 0.5,
+            "update_every": 10,
+            "step_rms": None,
+            "kl_clip": None,
+            "max_factor_step": math.inf,
+            "order": 1,
+            "relative": False,
+            "growing_intervals": False,
+            "fallback": "sgd",
+        },
+    }
 
     def __init__(
         self,
         model: nn.Module,
-        lr: float = 1e-2,
+        lr: Scalar | None = None,
         *,
-        momentum: float = 0.9,
-        weight_decay: float = 0.01,
-        damping: float = 5e-3,
-        precond_lr: Scalar = published_precond_lr,
-        precond_momentum: float = 0.5,
-        update_every: int = 10,
-        structure: tuple[Factory, Factory] = (Dense, Dense),
+        momentum: Scalar | None = None,
+        weight_decay: Scalar | None = None,
+        damping: Scalar | None = None,
+        precond_lr: Scalar | None = None,
+        precond_momentum: Scalar | None = None,
+        update_every: int | None = None,
+        structure: Structure = "dense",
+        curvature: Literal["kfac", "gradient"] = "kfac",
+        fisher: Literal["empirical", "mc"] = "empirical",
         approx: Approximation = "expand",
+        grouped: Literal["each", "average"] = "each",
+        step_rms: Scalar | None | Literal["preset"] = "preset",
+        kl_clip: Scalar | None = None,
+        max_factor_step: float | None = None,
+        order: Literal[1, 2] | None = None,
+        relative: bool | None = None,
+        growing_intervals: bool | None = None,
         convention: Literal["inside", "outside"] = "inside",
+        factor_dtype: torch.dtype | None = None,
+        max_dim: int | None = 8192,
+        fallback: Literal["adamw", "sgd"] | None = None,
+        fallback_lr: Scalar | None = None,
+        groups: Iterable[Settings] = (),
+        precondition_only: bool = False,
+        preset: Literal["robust", "paper"] = "robust",
+        seed: int = 0,
     ) -> None:
-        if not isinstance(model, nn.Module):
-            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; pass the model itself")
-        for name, value in (("lr", lr), ("weight_decay", weight_decay), ("damping", damping)):
-            if not 0 <= value < math.inf:
-                raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
-        for name, value in (("momentum", momentum), ("precond_momentum", precond_momentum)):
-            if not 0 <= value < 1:
-                raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
-        if not isinstance(update_every, int) or update_every < 1:
-            raise ValueError(f"update_every must be a positive integer, got {update_every!r}")
-        if approx not in ("expand", "reduce"):
-            raise ValueError(f"approx must be 'expand' or 'reduce', got {approx!r}")
-        if convention not in ("inside", "outside"):
-            raise ValueError(f"convention must be 'inside' or 'outside', got {convention!r}")
-        self.approx, self.convention, self.precond_lr = approx, convention, precond_lr
-        self._tracked = {
-            module: _Tracked(layer, KroneckerFactors(structure[0](layer.p), structure[1](layer.d)))
-            for module in model.modules()
-            if (layer := layer_of(module)) is not None and layer.weight.requires_grad
-        }
-        defaults = {
+        check_choice("convention", convention, ("inside", "outside"))
+        if order is not None:
+            check_order(order)
+        if max_factor_step is not None and not max_factor_step > 0:
+            raise ValueError(f"max_factor_step must be positive, math.inf for no bound, got {max_factor_step!r}")
+        if factor_dtype is not None and not factor_dtype.is_floating_point:
+            raise ValueError(f"factor_dtype must be a floating-point type, got {factor_dtype}")
+        settings = {
             "lr": lr,
             "momentum": momentum,
             "weight_decay": weight_decay,
             "damping": damping,
+            "precond_lr": precond_lr,
             "precond_momentum": precond_momentum,
             "update_every": update_every,
-            "step": 0,
+            "step_rms": step_rms,
+            "kl_clip": kl_clip,
+            "max_factor_step": max_factor_step,
+            "order": order,
+            "relative": relative,
+            "growing_intervals": growing_intervals,
         }
-        super().__init__([p for p in model.parameters() if p.requires_grad], defaults)
-        self._capture = Capture(model, list(self._tracked), self._receive)
+        self._convention, self._seed, self._factor_type = convention, seed, factor_dtype
+        super().__init__(
+            model,
+            settings,
+            preset=preset,
+            structure=structure,
+            curvature=curvature,
+            fisher=fisher,
+            approx=approx,
+            grouped=grouped,
+            fallback=fallback,
+            fallback_lr=fallback_lr,
+            max_dim=max_dim,
+            groups=groups,
+            precondition_only=precondition_only,
+        )
 
-    # ------------------------------------------------------------------ statistics
-    def _receive(self, module: nn.Module, x: Tensor, g: Tensor, number: int) -> None:
-        """A batch of inputs and output gradients of a layer, on steps that update."""
-        tracked = self._tracked[module]
-        k, c = self._factors(tracked)
-        rows = tracked.layer.rows(x.to(k[0].dtype), g.to(c[0].dtype), self.approx)
-        samples = x.shape[0]
-        new = max(samples - tracked.samples.get(number, 0), 0)
-        tracked.samples[number] = max(samples, tracked.samples.get(number, 0))
-        part = tracked.factors.statistics(k, c, *rows, terms=new)
-        tracked.statistics = part if tracked.statistics is None else tracked.statistics + part
+    # ------------------------------------------------------------------ factors
+    def _stored_dtype(self, tracked: Tracked) -> torch.dtype:
+        return self._factor_type or self._computing_dtype(tracked)
 
-    def _factors(self, tracked: _Tracked) -> tuple[Element, Element]:
-        state = self.state[tracked.layer.weight]
+    def _factor_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
+        blocks = (tracked.layer.blocks,)
+        left, right = tracked.factors.left.storage_shape, tracked.factors.right.storage_shape
+        return {name: blocks + left for name in ("K", "m_K")} | {name: blocks + right for name in ("C", "m_C")}
+
+    def _factors(self, tracked: Tracked) -> tuple[Element, Element]:
+        """K and C as they are stored; the identity at first."""
+        state, weight = self.state[tracked.layer.weight], tracked.layer.weight
         left, right = tracked.factors.left, tracked.factors.right
         if "K" not in state:
-            like = {"dtype": tracked.layer.weight.dtype, "device": tracked.layer.weight.device}
+            place: dict[str, Any] = {"dtype": self._stored_dtype(tracked), "device": weight.device}
             for name, group in (("K", left), ("C", right)):
-                state[name] = group.pack(group.identity((tracked.layer.blocks,), **like))  # type: ignore[arg-type]
+                state[name] = group.pack(group.identity((tracked.layer.blocks,), **place)).contiguous()
                 state[f"m_{name}"] = torch.zeros_like(state[name])
+            if self._fixed["relative"]:
+                level = torch.zeros(tracked.layer.blocks, dtype=self._computing_dtype(tracked), device=weight.device)
+                state["level"] = level
         return left.unpack(state["K"]), right.unpack(state["C"])
 
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients, and what the hooks have gathered with them."""
-        super().zero_grad(set_to_none)
-        for tracked in self._tracked.values():
-            tracked.statistics = None
-            tracked.samples.clear()
-
-    # ------------------------------------------------------------------ the step
-    @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
-        group = self.param_groups[0]
-        done = set()
-        for tracked in self._tracked.values():
-            if tracked.layer.weight.grad is not None:
-                if tracked.statistics is not None and group["step"] % group["update_every"] == 0:
-                    self._update(tracked, group)
-                done.update(tracked.layer.parameters)
-                self._move(tracked, group)
-            tracked.statistics = None
-            tracked.samples.clear()
-        for p in group["params"]:
-            if p not in done and p.grad is not None:
-                self._descend(p, p.grad, group)
-        group["step"] += 1
-        self._capture.active = group["step"] % group["update_every"] == 0
-        return loss
-
-    def _update(self, tracked: _Tracked, group: dict[str, Any]) -> None:
-        """The factors follow the curvature."""
-        assert tracked.statistics is not None
-        state = self.state[tracked.layer.weight]
+    def _wide_factors(self, tracked: Tracked) -> tuple[Element, Element]:
+        """K and C in the type that they are computed in."""
+        dtype = self._computing_dtype(tracked)
         k, c = self._factors(tracked)
-        b1 = self.precond_lr(group["step"]) if callable(self.precond_lr) else self.precond_lr
-        inside, outside = (b1, 1.0) if self.convention == "inside" else (1.0, b1)
-        pressures = tracked.factors.pressure(k, c, tracked.statistics, group["damping"])
-        sides = (("K", tracked.factors.left, k), ("C", tracked.factors.right, c))
-        for (name, structure, factor), pressure in zip(sides, pressures, strict=True):
-            old = structure.unpack(state[f"m_{name}"])
-            momentum = accumulate(times(group["precond_momentum"], old), pressure, inside)
-            state[f"m_{name}"] = structure.pack(momentum)
-            state[name] = structure.pack(structure.move(factor, times(-outside, momentum), order=1))
+        return tuple(block.to(dtype) for block in k), tuple(block.to(dtype) for block in c)
 
-    def _move(self, tracked: _Tracked, group: dict[str, Any]) -> None:
-        layer = tracked.layer
-        bias = None if layer.bias is None else layer.bias.grad
-        assert layer.weight.grad is not None
-        natural = tracked.factors.precondition(*self._factors(tracked), layer.matrix(layer.weight.grad, bias))
-        for p, direction in zip(layer.parameters, layer.tensors(natural), strict=True):
-            self._descend(p, direction, group)
+    def _statistics(self, tracked: Tracked, x: Tensor, g: Tensor, terms: int) -> Statistics:
+        return tracked.factors.statistics(*self._wide_factors(tracked), x, g, terms)
 
-    def _descend(self, p: Tensor, direction: Tensor, group: dict[str, Any]) -> None:
-        """``M <- momentum M + direction + weight_decay W``, ``W <- W - lr M``."""
-        state = self.state[p]
-        step = direction + group["weight_decay"] * p
-        if "momentum_buffer" in state:
-            step.add_(state["momentum_buffer"], alpha=group["momentum"])
-        state["momentum_buffer"] = step
-        p.sub_(step, alpha=group["lr"])
+    def _update(self, tracked: Tracked, group: Settings, ok: Tensor) -> None:
+        state, factors = self.state[tracked.layer.weight], tracked.factors
+        k, c = self._wide_factors(tracked)
+        ok = ok.to(k[0].device)
+        if tracked.statistics is not None:
+            curvature = factors.curvature(tracked.statistics)
+        else:
+            curvature = factors.gradient_curvature(k, c, self._gradient(tracked, ok).to(k[0].dtype))
+        level = curvature.mean
+        if self._fixed["relative"]:
+            curvature, level = self._relative(curvature, state["level"])
+        pressures = factors.pressure(k, c, curvature, group["damping"])
+        finite = ok & rules.all_finite([*pressures[0], *pressures[1]])
+        self._count("skipped_updates", ok & ~finite)
+        if self._fixed["relative"]:
+            state["level"] = torch.where(finite, level, state["level"])
+        sides = (("K", factors.left, k, pressures[0]), ("C", factors.right, c, pressures[1]))
+        for name, structure, factor, pressure in sides:
+            momentum, moved = self._moved(structure, factor, structure.unpack(state[f"m_{name}"]), pressure, group)
+            for key, new in ((f"m_{name}", momentum), (name, moved)):
+                old = state[key]
+                value = torch.where(finite, structure.pack(new), old.to(new[0].dtype))
+                state[key] = rounded(value, old.dtype, self._noise_seed(tracked, group, key))
+        tracked.cache.clear()
 
-    def close(self) -> None:
-        """Remove the hooks from the model."""
-        self._capture.close()
+    def _relative(self, curvature: Curvature, level: Tensor) -> tuple[Curvature, Tensor]:
+        """The curvature in units of its running mean so far, and the new mean."""
+        now = curvature.mean.to(level.dtype)
+        unit = torch.where(level > 0, level, now)
+        new = torch.where(level > 0, level.lerp(now, 1 - LEVEL_MEMORY), now)
+        return curvature.relative_to(torch.where(unit > 0, unit, 1.0)), new
+
+    def _moved(
+        self, structure: Group, factor: Element, old: Element, pressure: Element, group: Settings
+    ) -> tuple[Element, Element]:
+        """``m <- a1 m + b1 pressure``, bounded, and ``A Exp(-m)``."""
+        b1 = group["precond_lr"]
+        inside, outside = (b1, 1.0) if self._convention == "inside" else (1.0, b1)
+        wide = tuple(block.to(factor[0].dtype) for block in old)
+        momentum = add(times(group["precond_momentum"], wide), pressure, inside)
+        bound = self._fixed["max_factor_step"]
+        if math.isfinite(bound):
+            cut = (bound / (outside * structure.norm_bound(momentum))).clamp(max=1)
+            momentum = tuple(block * align(cut, block) for block in momentum)
+        return momentum, structure.move(factor, times(-outside, momentum), order=self._fixed["order"])
+
+    def _noise_seed(self, tracked: Tracked, group: Settings, key: str) -> int:
+        """A seed for each tensor at each update, so that a run that is resumed goes on alike."""
+        return hash((self._seed, group["step"], tracked.index, ("K", "C", "m_K", "m_C").index(key))) % 2**63
+
+    # ------------------------------------------------------------------ directions
+    def _precondition(self, tracked: Tracked, matrix: Tensor) -> Tensor:
+        dtype = torch.promote_types(self._stored_dtype(tracked), matrix.dtype)
+        k, c = self._factors(tracked)
+        rows = self._squared(tracked, "K", tracked.factors.left, k, matrix.to(dtype))
+        return self._squared(tracked, "C", tracked.factors.right, c, rows.mT).mT
+
+    def _squared(self, tracked: Tracked, name: str, group: Group, a: Element, rows: Tensor) -> Tensor:
+        """``A A^T x`` for each row; the product of a dense A with itself is kept until A changes."""
+        a = tuple(block.to(rows.dtype) for block in a)
+        if not isinstance(group, Dense):
+            return group.apply(a, group.apply(a, rows, transpose=True))
+        if name not in tracked.cache:
+            tracked.cache[name] = a[0] @ a[0].mT
+        return rows @ tracked.cache[name]
+
+    def _natural(self, tracked: Tracked, gradient: Tensor) -> Tensor:
+        natural = self._precondition(tracked, gradient)
+        if not self._fixed["relative"]:
+            return natural
+        level = self.state[tracked.layer.weight]["level"]
+        return natural / align(torch.where(level > 0, level, 1.0), natural).to(natural.dtype)
+
+    # ------------------------------------------------------------------ for people
+    def factors(self, name: str) -> tuple[Tensor, Tensor]:
+        """The dense K and C of a layer, in the curvature's own units: ``K K^T x C C^T`` is near the inverse curvature.
+
+        Of shape ``(p, p)`` and ``(d, d)``, with a leading dimension where a layer has several blocks.
+        """
+        tracked = next((t for t in self._tracked.values() if t.name == name), None)
+        if tracked is None:
+            known = ", ".join(repr(t.name) for t in self._tracked.values())
+            raise KeyError(f"no layer {name!r} has factors; those that have: {known}")
+        k, c = self._wide_factors(tracked)
+        dense = tracked.factors.left.to_dense(k), tracked.factors.right.to_dense(c)
+        if self._fixed["relative"]:
+            level = self.state[tracked.layer.weight]["level"]
+            unit = torch.where(level > 0, level, 1.0) ** -0.25
+            dense = dense[0] * align(unit, dense[0]), dense[1] * align(unit, dense[1])
+        K, C = (m.squeeze(0) if tracked.layer.blocks == 1 else m for m in dense)
+        return K.clone(), C.clone()
+
+    def _layer_row(self, tracked: Tracked, name: str) -> Row:
+        layer, factors = tracked.layer, tracked.factors
+        width = self._stored_dtype(tracked).itemsize
+        shapes = self._factor_shapes(tracked).values()
+        cached = [group.k**2 for group in (factors.left, factors.right) if isinstance(group, Dense)]
+        numbers = sum(math.prod(shape) for shape in shapes) + layer.blocks * sum(cached)
+        moments = 0 if self._precondition_only else sum(p.numel() * p.element_size() for p in layer.parameters)
+        update, step = _costs(factors, layer.blocks, self._fixed["order"])
+        kind = f"INGD, {'kfac' if tracked.views else 'gradient'} curvature"
+        blocks = f"{layer.blocks} of " if layer.blocks > 1 else ""
+        return Row(
+            name,
+            tuple(layer.weight.shape),
+            kind,
+            f"{blocks}{factors.left}",
+            f"{blocks}{factors.right}",
+            numbers * width + moments,
+            update,
+            step,
+        )
+
+
+@functools.lru_cache(maxsize=256)
+def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int]:
+    """Multiplications of an update of both factors and of preconditioning a matrix, counted on tensors without data."""
+    groups = (factors.left, factors.right)
+    k, c = (group.identity((blocks,), device="meta") for group in groups)
+    seen = tuple(group.dual(group.identity((blocks,), device="meta")) for group in groups)
+    entries = blocks * (sum(group.numel for group in groups) + factors.left.k * factors.right.k)
+    with FlopCounterMode(display=False) as counter:
+        level = torch.ones(blocks, device="meta")
+        pressures = factors.pressure(k, c, Curvature(seen[0], seen[1], level), 0.1)
+        for group, factor, m in zip(groups, (k, c), pressures, strict=True):
+            group.move(factor, m, order)
+            if isinstance(group, Dense):
+                factor[0] @ factor[0].mT
+    update = counter.get_total_flops() // 2
+    with FlopCounterMode(display=False) as counter:
+        matrix = torch.ones(blocks, factors.right.k, factors.left.k, device="meta")
+        for group, rows in ((factors.left, matrix), (factors.right, matrix.mT)):
+            if isinstance(group, Dense):
+                rows @ k[0] if group is factors.left else rows @ c[0]
+            else:
+                a = k if group is factors.left else c
+                group.apply(a, group.apply(a, rows, transpose=True))
+    return update + entries, counter.get_total_flops() // 2 + entries

@@ -1,4 +1,4 @@
-"""Layers as matrices: what a second-order method needs to know of a module.
+"""Layers as matrices: what a second-order method needs to know of a model.
 
 Each kind of module is a batch of linear maps ``y = W x`` with ``W`` of shape ``(blocks, d, p)``: its weight, with the
 bias as a last column where it has one. From a module's input and the gradient of its output come rows ``x`` and ``g``
@@ -6,14 +6,16 @@ with
 
     dl/dW = sum_n g_n x_n^T
 
-exactly, whatever the stride, padding, dilation or grouping. Nothing here knows of an algorithm.
+exactly, whatever the stride, padding, dilation or grouping. Parameters that no hook can see the inputs of, such as
+those of ``nn.MultiheadAttention``, are matrices without rows. Nothing here knows of an algorithm.
 """
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -25,20 +27,59 @@ Approximation = Literal["expand", "reduce"]
 
 
 class Layer(ABC):
-    """A module's weight and bias as matrices ``(blocks, d, p)``, and its statistics as rows."""
+    """A weight and its bias as matrices ``(blocks, d, p)``."""
 
     blocks: int
     d: int
     p: int
+    one_hot: bool = False
+    """Whether the inputs are indices, each for a unit vector of length p."""
 
-    def __init__(self, module: Any) -> None:
-        self.module = module
-        self.weight: nn.Parameter = module.weight
-        bias = getattr(module, "bias", None)
-        self.bias: nn.Parameter | None = bias if bias is not None and bias.requires_grad and self.folds_bias else None
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
+        self.weight = weight
+        self.bias = bias if bias is not None and bias.requires_grad else None
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What the matrix holds."""
+        return [self.weight] if self.bias is None else [self.weight, self.bias]
+
+    def matrix(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Tensors of the shapes of weight and bias as one matrix."""
+        matrix = self._to_matrix(weight)
+        return matrix if bias is None else torch.cat([matrix, bias.reshape(self.blocks, self.d, 1)], -1)
+
+    def tensors(self, matrix: Tensor) -> list[Tensor]:
+        """The reverse of :meth:`matrix`, in the order of :attr:`parameters`."""
+        if self.bias is None:
+            return [self._from_matrix(matrix)]
+        return [self._from_matrix(matrix[..., :-1]), matrix[..., -1].reshape(self.bias.shape)]
+
+    def _to_matrix(self, weight: Tensor) -> Tensor:
+        return weight.reshape(self.blocks, self.d, -1)
+
+    def _from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix.reshape(self.weight.shape)
+
+
+class MatrixLayer(Layer):
+    """A parameter of two or more dimensions, the first against the others, without rows."""
+
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None, blocks: int = 1) -> None:
+        super().__init__(weight, bias)
+        self.blocks, self.d = blocks, weight.shape[0] // blocks
+        self.p = math.prod(weight.shape[1:]) + (self.bias is not None)
+
+
+class ModuleLayer(Layer):
+    """A module's weight and bias, with rows from its inputs and output gradients."""
 
     folds_bias: bool = True
     """Whether the bias is a column of the matrix; otherwise it is left to others."""
+
+    def __init__(self, module: Any, fold: bool = True, average: bool = False) -> None:
+        super().__init__(module.weight, getattr(module, "bias", None) if self.folds_bias and fold else None)
+        self.module, self.average = module, average
 
     @abstractmethod
     def inputs(self, x: Tensor) -> Tensor:
@@ -57,34 +98,16 @@ class Layer(ABC):
             x, g = x.flatten(1, 2), g.flatten(1, 2)
         return (torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1) if self.bias is not None else x), g
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """What the matrix holds."""
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
-
-    def matrix(self, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """Tensors of the shapes of weight and bias as one matrix."""
-        matrix = self._to_matrix(weight)
-        return matrix if bias is None else torch.cat([matrix, bias.reshape(self.blocks, self.d, 1)], -1)
-
-    def tensors(self, matrix: Tensor) -> list[Tensor]:
-        """The reverse of :meth:`matrix`, in the order of :attr:`parameters`."""
-        if self.bias is None:
-            return [self._from_matrix(matrix)]
-        return [self._from_matrix(matrix[..., :-1]), matrix[..., -1].reshape(self.bias.shape)]
-
-    def _to_matrix(self, weight: Tensor) -> Tensor:
-        return weight.reshape(self.blocks, self.d, -1)
-
-    def _from_matrix(self, matrix: Tensor) -> Tensor:
-        return matrix.reshape(self.weight.shape)
+    def samples(self, x: Tensor) -> int:
+        """How many samples an input holds."""
+        return x.shape[0] if x.ndim > 1 else 1
 
 
-class LinearLayer(Layer):
+class LinearLayer(ModuleLayer):
     """``nn.Linear``, with any number of dimensions between the first and the last as positions."""
 
-    def __init__(self, module: nn.Linear) -> None:
-        super().__init__(module)
+    def __init__(self, module: nn.Linear, **options: bool) -> None:
+        super().__init__(module, **options)
         self.blocks, (self.d, self.p) = 1, module.weight.shape
         self.p += self.bias is not None
 
@@ -98,24 +121,71 @@ class LinearLayer(Layer):
 def _sequences(x: Tensor) -> Tensor:
     """``(samples, positions, features)`` from a vector or from any number of leading dimensions."""
     x = x.reshape(1, -1) if x.ndim == 1 else x
-    return x.reshape(x.shape[0], -1, x.shape[-1]) if x.shape[0] else x.new_zeros(0, 1, x.shape[-1])
+    return x.reshape(x.shape[0], -1, x.shape[-1]) if x.numel() else x.new_zeros(0, 1, x.shape[-1])
 
 
-class ConvolutionLayer(Layer):
-    """``nn.Conv1d``, ``nn.Conv2d`` and ``nn.Conv3d``: a linear map of patches, one for each group of channels."""
+class EmbeddingLayer(ModuleLayer):
+    """``nn.Embedding``: its rows are the columns of W, and an index picks one of them."""
 
-    def __init__(self, module: Any) -> None:
-        super().__init__(module)
-        self.blocks = module.groups
-        self.d = module.out_channels // module.groups
+    one_hot = True
+
+    def __init__(self, module: nn.Embedding, **options: bool) -> None:
+        super().__init__(module, **options)
+        self.blocks, (self.p, self.d) = 1, module.weight.shape
+
+    def inputs(self, x: Tensor) -> Tensor:
+        """Indices ``(1, samples, positions)``; one of padding becomes p, which stands for the zero vector."""
+        indices = _positions(x)
+        padding = self.module.padding_idx
+        return indices if padding is None else indices.masked_fill(indices == padding, self.p)
+
+    def outputs(self, g: Tensor) -> Tensor:
+        return _sequences(g).unsqueeze(0)
+
+    def rows(self, x: Tensor, g: Tensor, approximation: Approximation = "expand") -> tuple[Tensor, Tensor]:
+        """Indices of shape ``(1, n)`` and their gradients; there is no mean of indices, so none is reduced."""
+        indices, g = self.inputs(x).flatten(1, 2), self.outputs(g).flatten(1, 2)
+        return indices, g * (indices < self.p).unsqueeze(-1)
+
+    def samples(self, x: Tensor) -> int:
+        return x.shape[0] if x.ndim else 1
+
+    def _to_matrix(self, weight: Tensor) -> Tensor:
+        return weight.mT.unsqueeze(0)
+
+    def _from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix.squeeze(0).mT
+
+
+def _positions(x: Tensor) -> Tensor:
+    """Indices as ``(1, samples, positions)``."""
+    return x.reshape(1, x.shape[0] if x.ndim else 1, -1) if x.numel() else x.new_zeros(1, 0, 1)
+
+
+class ConvolutionLayer(ModuleLayer):
+    """``nn.Conv1d``, ``nn.Conv2d`` and ``nn.Conv3d``: a linear map of patches, one for each group of channels.
+
+    With ``average`` the groups are one map to all output channels, of the mean of the groups' patches, as in the
+    paper's runs; the rows then do not give the gradient.
+    """
+
+    def __init__(self, module: Any, **options: bool) -> None:
+        super().__init__(module, **options)
+        self.blocks = 1 if self.average else module.groups
+        self.d = module.out_channels // self.blocks
         self.p = math.prod(module.weight.shape[1:]) + (self.bias is not None)
 
     def inputs(self, x: Tensor) -> Tensor:
-        m = self.module
-        return _patches(self._padded(self._batched(x)), m.kernel_size, m.stride, m.dilation, m.groups)
+        m, x = self.module, self._batched(x)
+        if self.average and m.groups > 1:
+            x = x.unflatten(1, (m.groups, -1)).mean(1)  # before the patches are cut: the same, and cheaper
+        return _patches(self._padded(x), m.kernel_size, m.stride, m.dilation, self.blocks)
 
     def outputs(self, g: Tensor) -> Tensor:
-        return _channels_last(self._batched(g), self.module.groups)
+        return _channels_last(self._batched(g), self.blocks)
+
+    def samples(self, x: Tensor) -> int:
+        return self._batched(x).shape[0]
 
     def _batched(self, x: Tensor) -> Tensor:
         return x if x.ndim == self.weight.ndim else x.unsqueeze(0)
@@ -127,7 +197,7 @@ class ConvolutionLayer(Layer):
         return pad(x, amounts, mode=mode) if any(amounts) else x
 
 
-class TransposedConvolutionLayer(Layer):
+class TransposedConvolutionLayer(ModuleLayer):
     """``nn.ConvTranspose1d`` to ``3d``: each input position adds ``W x`` to a patch of the output.
 
     The bias is not a part of ``W x``, since it is added once to each output position.
@@ -135,8 +205,8 @@ class TransposedConvolutionLayer(Layer):
 
     folds_bias = False
 
-    def __init__(self, module: Any) -> None:
-        super().__init__(module)
+    def __init__(self, module: Any, **options: bool) -> None:
+        super().__init__(module, **options)
         self.blocks = module.groups
         self.d = math.prod(module.weight.shape[1:])
         self.p = module.in_channels // module.groups
@@ -149,6 +219,9 @@ class TransposedConvolutionLayer(Layer):
         m = self.module
         amounts = [amount for side in reversed(m.padding) for amount in (side, side)]
         return _patches(pad(self._batched(g), amounts), m.kernel_size, m.stride, m.dilation, m.groups)
+
+    def samples(self, x: Tensor) -> int:
+        return self._batched(x).shape[0]
 
     def _batched(self, x: Tensor) -> Tensor:
         return x if x.ndim == self.weight.ndim else x.unsqueeze(0)
@@ -178,7 +251,7 @@ def _patches(
     return x.permute(1, 0, 3, 2, 4).flatten(-2)
 
 
-KINDS: dict[type[nn.Module], Callable[[Any], Layer]] = {
+KINDS: dict[type[nn.Module], Callable[..., ModuleLayer]] = {
     nn.Linear: LinearLayer,
     nn.Conv1d: ConvolutionLayer,
     nn.Conv2d: ConvolutionLayer,
@@ -186,10 +259,73 @@ KINDS: dict[type[nn.Module], Callable[[Any], Layer]] = {
     nn.ConvTranspose1d: TransposedConvolutionLayer,
     nn.ConvTranspose2d: TransposedConvolutionLayer,
     nn.ConvTranspose3d: TransposedConvolutionLayer,
+    nn.Embedding: EmbeddingLayer,
 }
 """How each kind of module is seen; subclasses count as their base."""
 
 
-def layer_of(module: nn.Module) -> Layer | None:
-    """A module as a layer, or None where it is of no known kind."""
-    return next((kind(module) for base, kind in KINDS.items() if isinstance(module, base)), None)
+def is_known(module: nn.Module) -> bool:
+    """Whether a module is of a known kind, with a weight of its own.
+
+    A weight that is computed (weight norm, a parametrization) is no parameter: what it is computed from is bare. Sparse
+    gradients have no matrix.
+    """
+    known = isinstance(module, tuple(KINDS)) and not getattr(module, "sparse", False)
+    return known and module._parameters.get("weight") is not None
+
+
+def layer_of(module: nn.Module, **options: bool) -> ModuleLayer:
+    """A module of a known kind as a layer."""
+    return next(kind for base, kind in KINDS.items() if isinstance(module, base))(module, **options)
+
+
+def attention_layers(module: nn.MultiheadAttention) -> Iterator[tuple[str, MatrixLayer]]:
+    """The projections of an attention module, which applies them without calling a module that a hook could watch."""
+    if module.in_proj_weight is not None:
+        yield "in_proj_weight", MatrixLayer(module.in_proj_weight, module.in_proj_bias, blocks=3)
+    else:
+        for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
+            yield name, MatrixLayer(getattr(module, name))
+    yield "out_proj", MatrixLayer(module.out_proj.weight, module.out_proj.bias)
+
+
+@dataclass
+class Matrix:
+    """A trainable matrix of a model: its name, its layer, and the modules whose rows describe it."""
+
+    name: str
+    layer: Layer
+    views: list[ModuleLayer]
+
+
+def find_matrices(model: nn.Module, bare: bool = False, average: bool = False) -> list[Matrix]:
+    """The trainable matrices of a model, each parameter in one of them at most.
+
+    A weight that several modules share is one matrix, described by all of them; where an embedding shares the weight
+    of a linear layer, the linear layer describes it. With ``bare``, parameters of two or more dimensions that belong
+    to no known module are matrices too. ``average`` is that of :class:`ConvolutionLayer`.
+    """
+    found: dict[nn.Parameter, Matrix] = {}
+    sharers: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.MultiheadAttention):
+            for part, layer in attention_layers(module):
+                found.setdefault(layer.weight, Matrix(f"{name}.{part}".lstrip("."), layer, []))
+        elif is_known(module):
+            sharers.setdefault(module.weight, []).append((name, module))  # type: ignore[arg-type]
+    for weight, modules in sharers.items():
+        if weight not in found:
+            found[weight] = _shared_matrix(modules, average)
+    if bare:
+        for name, p in model.named_parameters():
+            if p.ndim >= 2:
+                found.setdefault(p, Matrix(name, MatrixLayer(p), []))
+    return [matrix for weight, matrix in found.items() if weight.requires_grad]
+
+
+def _shared_matrix(modules: list[tuple[str, nn.Module]], average: bool) -> Matrix:
+    readers = [(name, m) for name, m in modules if not isinstance(m, nn.Embedding)] or modules
+    # One weight with several biases: each bias is a parameter of its own.
+    fold = len({id(getattr(m, "bias", None)) for _, m in readers}) == 1
+    views = [layer_of(m, fold=fold, average=average) for _, m in readers]
+    return Matrix(readers[0][0], views[0], views)
