@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import operator
 from abc import ABC, abstractmethod
@@ -63,6 +64,13 @@ def check_order(order: int | None) -> None:
 def align(values: Tensor, block: Tensor) -> Tensor:
     """Values of the batch shape, as a factor for a block."""
     return values.reshape(values.shape + (1,) * (block.ndim - values.ndim))
+
+
+@functools.lru_cache(maxsize=64)
+@torch.inference_mode(False)  # kept, and so fit for every later use
+def _probe(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A vector in no special direction, the same every time."""
+    return torch.randn(k, generator=torch.Generator().manual_seed(k)).to(device, dtype)
 
 
 class Group(ABC):
@@ -291,6 +299,14 @@ class Group(ABC):
         ones = n[0].new_ones(*self.batch_shape(n), 1, self.k)
         sums = [self.apply(magnitudes, ones, transpose).squeeze(-2) for transpose in (False, True)]
         return (sums[0].amax(-1) * sums[1].amax(-1)).sqrt()
+
+    def norm_estimate(self, n: Element) -> Tensor:
+        """The spectral norm, from below, by four steps of the power method on ``N^T N``; of the batch shape."""
+        rows = _probe(self.k, n[0].dtype, n[0].device).expand(*self.batch_shape(n), 1, self.k)
+        for _ in range(4):
+            rows = rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
+            rows = self.apply(n, self.apply(n, rows), transpose=True)
+        return torch.linalg.vector_norm(rows, dim=(-2, -1)).sqrt()
 
     def reach(self, eta: Element) -> Tensor:
         """A bound on ``||2 D.eta||_2``: a step changes no direction of tau by more than e to this power."""

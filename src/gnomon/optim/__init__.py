@@ -1,9 +1,21 @@
-"""Optimizers: :func:`moving_frame` makes a Riemannian one of any in :mod:`torch.optim`."""
+"""Optimizers: :func:`moving_frame` makes a Riemannian one of any in :mod:`torch.optim`, :class:`INGD` trains networks."""
 
 from .hessian import Banded, Colored, Hutchinson
+from .ingd import INGD
+from .kfac import KFAC
 from .lbfgs import LBFGS
 from .moving_frame import moving_frame
 from .newton import StructuredNewton
 from .state import vector_state
 
-__all__ = ["LBFGS", "Banded", "Colored", "Hutchinson", "StructuredNewton", "moving_frame", "vector_state"]
+__all__ = [
+    "INGD",
+    "KFAC",
+    "LBFGS",
+    "Banded",
+    "Colored",
+    "Hutchinson",
+    "StructuredNewton",
+    "moving_frame",
+    "vector_state",
+]

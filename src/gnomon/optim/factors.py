@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -69,10 +70,9 @@ class KroneckerFactors:
     right: Group
     """The group of C, on the outputs."""
 
-    def statistics(self, k: Element, c: Element, x: Tensor, g: Tensor, terms: int) -> Statistics:
+    def statistics(self, k: Element | None, c: Element | None, x: Tensor, g: Tensor, terms: int) -> Statistics:
         """From rows ``x`` of shape ``(blocks, n, p)``, or indices ``(blocks, n)``, and ``g`` of shape ``(blocks, n, d)``."""
-        inputs = moment(self.left, k, x) if x.is_floating_point() else index_moment(self.left, k, x)
-        return Statistics(inputs, moment(self.right, c, g), x.shape[1], terms)
+        return Statistics(moment(self.left, k, x), moment(self.right, c, g), x.shape[1], terms)
 
     def curvature(self, s: Statistics) -> Curvature:
         """``tr(H_C)/d H_K`` and ``tr(H_K)/p H_C``: what each factor sees of ``mu_AA x mu_GG``."""
@@ -97,16 +97,20 @@ class KroneckerFactors:
             gradient.square().mean((-2, -1)),
         )
 
-    def pressure(self, k: Element, c: Element, curvature: Curvature, damping: float) -> tuple[Element, Element]:
+    def pressure(
+        self, k: Element, c: Element, curvature: Curvature, damping: float, limit: float = math.inf
+    ) -> tuple[Element, Element]:
         """``1/2 P( tr(H_C)/d H_K + damping tr(C^T C)/d K^T K - I )`` and its twin: the update at ``b1 = 1``.
 
-        P keeps diagonals and symmetric blocks and doubles couplings, as for any structure.
+        P keeps diagonals and symmetric blocks and doubles couplings, as for any structure. Where the part of the
+        curvature is longer than ``limit`` in the spectral norm it is scaled back to that; the part of the identity,
+        by which factors grow where there is little curvature, stays.
         """
         damping_k = damping * self.right.squared_norm(c) / self.right.k
         damping_c = damping * self.left.squared_norm(k) / self.left.k
         return (
-            _half_projected(self.left, k, curvature.in_k, damping_k),
-            _half_projected(self.right, c, curvature.in_c, damping_c),
+            _half_projected(self.left, k, curvature.in_k, damping_k, limit),
+            _half_projected(self.right, c, curvature.in_c, damping_c, limit),
         )
 
     def precondition(self, k: Element, c: Element, matrix: Tensor) -> Tensor:
@@ -115,19 +119,22 @@ class KroneckerFactors:
         return self.right.apply(c, self.right.apply(c, rows.mT, transpose=True)).mT
 
 
-def moment(group: Group, a: Element, rows: Tensor) -> Moment:
-    """From rows of shape ``(blocks, n, size)``."""
-    seen = group.gram(a, rows)
+def moment(group: Group, a: Element | None, rows: Tensor) -> Moment:
+    """From rows of shape ``(blocks, n, size)``, or from indices; without a factor it is seen as it is."""
+    if not rows.is_floating_point():
+        return _index_moment(group, a, rows)
+    seen = group.restrict(rows, rows) if a is None else group.gram(a, rows)
     return Moment(seen, _trace(group, seen), rows.square().sum((-2, -1)))
 
 
-def index_moment(group: Group, a: Element, indices: Tensor) -> Moment:
-    """From indices of unit vectors, of which those equal to the size stand for zero; the group is diagonal."""
+def _index_moment(group: Group, a: Element | None, indices: Tensor) -> Moment:
+    """Of unit vectors; an index equal to the size stands for zero, and the group is diagonal."""
     assert isinstance(group, Diagonal)
-    counts = a[0].new_zeros(indices.shape[0], group.k + 1)
-    counts.scatter_add_(1, indices, torch.ones_like(indices, dtype=counts.dtype))
-    seen = a[0].square() * counts[:, :-1]
-    return Moment((seen,), seen.sum(-1), counts[:, :-1].sum(-1))
+    dtype = torch.get_default_dtype() if a is None else a[0].dtype
+    counts = torch.zeros(indices.shape[0], group.k + 1, dtype=dtype, device=indices.device)
+    counts = counts.scatter_add_(1, indices, torch.ones_like(indices, dtype=dtype))[:, :-1]
+    seen = counts if a is None else a[0].square() * counts
+    return Moment((seen,), seen.sum(-1), counts.sum(-1))
 
 
 def _trace(group: Group, seen: Element) -> Tensor:
@@ -135,9 +142,13 @@ def _trace(group: Group, seen: Element) -> Tensor:
     return (group.flatten(group.identity_like(seen)) * group.flatten(seen)).sum(-1)
 
 
-def _half_projected(group: Group, a: Element, seen: Element, damping: Tensor) -> Element:
-    """``1/2 P( seen + damping A^T A - I )``."""
-    m = tuple(align(damping, block) * block for block in group.pullback(a, group.dual(a)))
-    accumulate(m, seen)
-    accumulate(m, group.dual(group.identity_like(a)), -1)
-    return times(2, group.scale(group.scale(m)))
+def _half_projected(group: Group, a: Element, seen: Element, damping: Tensor, limit: float) -> Element:
+    """``1/2 P( seen + damping A^T A - I )``, the first two together no longer than ``limit``."""
+    covector = tuple(align(damping, block) * block for block in group.pullback(a, group.dual(a)))
+    accumulate(covector, seen)
+    m = times(2, group.scale(group.scale(covector)))
+    if math.isfinite(limit):
+        cut = (limit / group.norm_estimate(m)).clamp(max=1)
+        m = tuple(align(cut, block) * block for block in m)
+    identity = group.scale(group.scale(group.dual(group.identity_like(a))))
+    return accumulate(m, identity, -2)

@@ -30,6 +30,11 @@ def published_precond_lr(step: int) -> float:
     return 0.0002 if step < 100 else 0.002 if step < 500 else 0.01
 
 
+def early_average(step: int) -> float:
+    """The default b1: 1/2, 1/3, 1/4, ... down to 0.1, so that the first updates are plain averages."""
+    return max(0.1, 1 / (step + 2))
+
+
 class INGD(LayerwiseOptimizer):
     """Second-order steps for every layer of a model, by matrix multiplications alone (Fig. matDL_opt).
 
@@ -74,10 +79,13 @@ class INGD(LayerwiseOptimizer):
         grouped: factors for each group of a convolution (``"each"``), or the paper's ``"average"`` over them.
         step_rms: root mean square of a layer's step at ``lr = 1``; None for steps as long as they are.
         kl_clip: the alternative to ``step_rms``: a bound on ``lr^2 <G, D>``, over all layers.
-        max_factor_step: bound on the norm of ``m_K`` and ``m_C``; ``math.inf`` for none.
+        max_factor_step: bound on what an update of a factor takes of the curvature, in the spectral norm;
+            ``math.inf`` for none.
         order: of the exponential, 1 or 2.
         relative: whether curvature and damping are relative to the running mean of the curvature.
         growing_intervals: whether updates are more frequent at first.
+        subsample: whether statistics may come from one sample in two to four, where there are many more rows than
+            the factors are large.
         convention: ``"outside"`` keeps b1 out of the momentum, ``m <- a1 m + (...)``, ``K <- K Exp(-b1 m)``, which
             differs where b1 changes.
         factor_dtype: type of the factors; half precision is rounded at random, seeded by ``seed``. None is that of
@@ -98,10 +106,10 @@ class INGD(LayerwiseOptimizer):
     presets: ClassVar[dict[str, Settings]] = {
         "robust": {
             "lr": 3e-3,
-            "momentum": 0.95,
+            "momentum": 0.9,
             "weight_decay": 0.01,
-            "damping": 1e-4,
-            "precond_lr": 0.1,
+            "damping": 0.1,
+            "precond_lr": early_average,
             "precond_momentum": 0.5,
             "update_every": 10,
             "step_rms": 0.5,
@@ -110,6 +118,7 @@ class INGD(LayerwiseOptimizer):
             "order": 2,
             "relative": True,
             "growing_intervals": True,
+            "subsample": True,
             "fallback": "adamw",
         },
         "paper": {
@@ -126,6 +135,7 @@ class INGD(LayerwiseOptimizer):
             "order": 1,
             "relative": False,
             "growing_intervals": False,
+            "subsample": False,
             "fallback": "sgd",
         },
     }
@@ -152,6 +162,7 @@ class INGD(LayerwiseOptimizer):
         order: Literal[1, 2] | None = None,
         relative: bool | None = None,
         growing_intervals: bool | None = None,
+        subsample: bool | None = None,
         convention: Literal["inside", "outside"] = "inside",
         factor_dtype: torch.dtype | None = None,
         max_dim: int | None = 8192,
@@ -183,6 +194,7 @@ class INGD(LayerwiseOptimizer):
             "order": order,
             "relative": relative,
             "growing_intervals": growing_intervals,
+            "subsample": subsample,
         }
         self._convention, self._seed, self._factor_type = convention, seed, factor_dtype
         super().__init__(
@@ -244,7 +256,8 @@ class INGD(LayerwiseOptimizer):
         level = curvature.mean
         if self._fixed["relative"]:
             curvature, level = self._relative(curvature, state["level"])
-        pressures = factors.pressure(k, c, curvature, group["damping"])
+        limit = self._fixed["max_factor_step"] / group["precond_lr"] if group["precond_lr"] else math.inf
+        pressures = factors.pressure(k, c, curvature, group["damping"], limit)
         finite = ok & rules.all_finite([*pressures[0], *pressures[1]])
         self._count("skipped_updates", ok & ~finite)
         if self._fixed["relative"]:
@@ -268,15 +281,11 @@ class INGD(LayerwiseOptimizer):
     def _moved(
         self, structure: Group, factor: Element, old: Element, pressure: Element, group: Settings
     ) -> tuple[Element, Element]:
-        """``m <- a1 m + b1 pressure``, bounded, and ``A Exp(-m)``."""
+        """``m <- a1 m + b1 pressure`` and ``A Exp(-m)``."""
         b1 = group["precond_lr"]
         inside, outside = (b1, 1.0) if self._convention == "inside" else (1.0, b1)
         wide = tuple(block.to(factor[0].dtype) for block in old)
         momentum = add(times(group["precond_momentum"], wide), pressure, inside)
-        bound = self._fixed["max_factor_step"]
-        if math.isfinite(bound):
-            cut = (bound / (outside * structure.norm_bound(momentum))).clamp(max=1)
-            momentum = tuple(block * align(cut, block) for block in momentum)
         return momentum, structure.move(factor, times(-outside, momentum), order=self._fixed["order"])
 
     def _noise_seed(self, tracked: Tracked, group: Settings, key: str) -> int:

@@ -99,8 +99,15 @@ class ModuleLayer(Layer):
         return (torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1) if self.bias is not None else x), g
 
     def samples(self, x: Tensor) -> int:
-        """How many samples an input holds."""
+        """How many samples an input holds, along its first dimension where they are several."""
         return x.shape[0] if x.ndim > 1 else 1
+
+    def stride(self, x: Tensor, g: Tensor) -> int:
+        """Every which sample is enough: one in four, if they leave twice as many rows as either factor is large."""
+        rows = g.numel() // max(self.blocks * self.d, 1)
+        if self.samples(x) == 1 or rows == 0:
+            return 1
+        return max(1, min(4, rows // (2 * max(self.p, self.d)), self.samples(x)))
 
 
 class LinearLayer(ModuleLayer):
@@ -213,6 +220,9 @@ class TransposedConvolutionLayer(ModuleLayer):
 
     def inputs(self, x: Tensor) -> Tensor:
         return _channels_last(self._batched(x), self.module.groups)
+
+    def stride(self, x: Tensor, g: Tensor) -> int:
+        return 1
 
     def outputs(self, g: Tensor) -> Tensor:
         """Patches of the gradient, at the places to which the input positions wrote."""

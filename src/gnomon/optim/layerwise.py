@@ -247,11 +247,13 @@ class LayerwiseOptimizer(Optimizer):
             tracked.forget()  # the gradients were dropped without zero_grad(): so is what came with them
         tracked.backward = task
         dtype = self._computing_dtype(tracked)
+        samples, before = view.samples(x), tracked.samples.get(number, 0)
+        tracked.samples[number] = max(samples, before)
+        if self._fixed["subsample"] and (stride := view.stride(x, g)) > 1:
+            # The squares of a part, counted as often as makes up for the others.
+            x, g = x[::stride], g[::stride] * math.sqrt(samples / len(g[::stride]))
         with full_precision(weight):
             x_rows, g_rows = view.rows(x if view.one_hot else x.to(dtype), g.to(dtype), self._approx)
-            samples = view.samples(x)
-            before = tracked.samples.get(number, 0)
-            tracked.samples[number] = max(samples, before)
             part = self._statistics(tracked, x_rows, g_rows, terms=max(samples - before, 0))
         tracked.statistics = part if tracked.statistics is None else tracked.statistics + part
 
