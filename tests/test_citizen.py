@@ -618,9 +618,8 @@ def test_batches_of_one_and_of_none(kind, size):
     model = perceptron()
     optimizer = kind(model, update_every=1)
     train(model, optimizer, batches(3))
-    before = copy.deepcopy(model)
     train(model, optimizer, batches(1, size=size))
-    assert equal(model, before) == (size == 0)
+    assert optimizer.skipped_updates == (2 if size == 0 else 0)  # one for each layer
     train(model, optimizer, batches(3, size=1))
     assert all(torch.isfinite(p).all() for p in model.parameters())
 

@@ -53,12 +53,14 @@ class Curvature:
     mean: Tensor
 
     def relative_to(self, level: Tensor) -> Curvature:
-        """The curvature in units of ``level``."""
+        """The curvature in units of ``level``, or of its own mean where that is zero."""
+        unit = torch.where(level > 0, level, self.mean)
+        unit = torch.where(unit > 0, unit, 1)
 
         def divided(element: Element) -> Element:
-            return tuple(block / align(level, block) for block in element)
+            return tuple(block / align(unit, block) for block in element)
 
-        return Curvature(divided(self.in_k), divided(self.in_c), self.mean / level)
+        return Curvature(divided(self.in_k), divided(self.in_c), self.mean / unit)
 
 
 @dataclass(frozen=True)

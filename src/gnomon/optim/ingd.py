@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..groups import Dense, Element, Group
-from ..groups.base import add, align, check_order, times
+from ..groups.base import add, align, times
 from . import rules
 from .factors import Curvature, KroneckerFactors, Statistics
 from .layers import Approximation
@@ -96,6 +96,8 @@ class INGD(LayerwiseOptimizer):
         groups: dictionaries with ``params`` and settings for them, as in torch; all other parameters are a group too.
         precondition_only: ``step()`` replaces each gradient by its direction and moves nothing: for use before the
             ``step()`` of another optimizer.
+        scaler: the ``GradScaler`` of the training loop, if there is one, so that curvature has the loss's own units.
+            Without it ``step_rms`` works all the same, while ``kl_clip`` and the paper's preset do not.
         preset: ``"robust"`` or ``"paper"``: what arguments that are not given mean.
         seed: of random rounding.
 
@@ -170,12 +172,13 @@ class INGD(LayerwiseOptimizer):
         fallback_lr: Scalar | None = None,
         groups: Iterable[Settings] = (),
         precondition_only: bool = False,
+        scaler: torch.amp.GradScaler | None = None,
         preset: Literal["robust", "paper"] = "robust",
         seed: int = 0,
     ) -> None:
         check_choice("convention", convention, ("inside", "outside"))
-        if order is not None:
-            check_order(order)
+        if order not in (None, 1, 2):
+            raise ValueError(f"order must be 1 or 2, got {order!r}")
         if max_factor_step is not None and not max_factor_step > 0:
             raise ValueError(f"max_factor_step must be positive, math.inf for no bound, got {max_factor_step!r}")
         if factor_dtype is not None and not factor_dtype.is_floating_point:
@@ -211,6 +214,7 @@ class INGD(LayerwiseOptimizer):
             max_dim=max_dim,
             groups=groups,
             precondition_only=precondition_only,
+            scaler=scaler,
         )
 
     # ------------------------------------------------------------------ factors
@@ -255,7 +259,10 @@ class INGD(LayerwiseOptimizer):
             curvature = factors.gradient_curvature(k, c, self._gradient(tracked, ok).to(k[0].dtype))
         level = curvature.mean
         if self._fixed["relative"]:
-            curvature, level = self._relative(curvature, state["level"])
+            # A batch's curvature is in units of its own mean, so that the loss's scale may change at any time. A single
+            # gradient matrix is too noisy for that: the mean would turn with it, and the fixed point would move.
+            level = self._new_level(state["level"], curvature.mean)
+            curvature = curvature.relative_to(curvature.mean if tracked.statistics is not None else state["level"])
         limit = self._fixed["max_factor_step"] / group["precond_lr"] if group["precond_lr"] else math.inf
         pressures = factors.pressure(k, c, curvature, group["damping"], limit)
         finite = ok & rules.all_finite([*pressures[0], *pressures[1]])
@@ -271,12 +278,9 @@ class INGD(LayerwiseOptimizer):
                 state[key] = rounded(value, old.dtype, self._noise_seed(tracked, group, key))
         tracked.cache.clear()
 
-    def _relative(self, curvature: Curvature, level: Tensor) -> tuple[Curvature, Tensor]:
-        """The curvature in units of its running mean so far, and the new mean."""
-        now = curvature.mean.to(level.dtype)
-        unit = torch.where(level > 0, level, now)
-        new = torch.where(level > 0, level.lerp(now, 1 - LEVEL_MEMORY), now)
-        return curvature.relative_to(torch.where(unit > 0, unit, 1.0)), new
+    def _new_level(self, level: Tensor, now: Tensor) -> Tensor:
+        """The running mean of the curvature; it begins with the first that is not zero."""
+        return torch.where(level > 0, level.lerp(now.to(level.dtype), 1 - LEVEL_MEMORY), now)
 
     def _moved(
         self, structure: Group, factor: Element, old: Element, pressure: Element, group: Settings

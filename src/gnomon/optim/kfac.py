@@ -88,6 +88,7 @@ class KFAC(LayerwiseOptimizer):
         fallback_lr: Scalar | None = None,
         groups: Iterable[Settings] = (),
         precondition_only: bool = False,
+        scaler: torch.amp.GradScaler | None = None,
         preset: Literal["robust", "paper"] = "robust",
     ) -> None:
         settings = {
@@ -117,6 +118,7 @@ class KFAC(LayerwiseOptimizer):
             max_dim=max_dim,
             groups=groups,
             precondition_only=precondition_only,
+            scaler=scaler,
         )
 
     # ------------------------------------------------------------------ factors
@@ -150,14 +152,15 @@ class KFAC(LayerwiseOptimizer):
             state[f"{name}_updates"] += finite
 
     def _means(self, tracked: Tracked, ok: Tensor) -> tuple[Tensor, Tensor]:
-        """``mu_AA`` and ``mu_GG``; from the gradient matrix where there are no rows."""
+        """``mu_AA`` and ``mu_GG``; where there are no rows, ``G^T S^-1 G / d`` and ``G A^-1 G^T / p``."""
         s, factors = tracked.statistics, tracked.factors
         if s is not None:
             return factors.left.pack(s.inputs.seen) / max(s.rows, 1), factors.right.pack(s.outputs.seen) * s.terms
-        gradient = self._gradient(tracked, ok).to(self._computing_dtype(tracked))
+        state, gradient = self._factor_state(tracked), self._gradient(tracked, ok).to(self._computing_dtype(tracked))
+        outer, inner = _times(gradient.mT, state["S_inverse"]).mT, _times(gradient, state["A_inverse"])
         return (
-            factors.left.pack(factors.left.restrict(gradient, gradient)) / factors.right.k,
-            factors.right.pack(factors.right.restrict(gradient.mT, gradient.mT)) / factors.left.k,
+            factors.left.pack(factors.left.restrict(gradient, outer)) / factors.right.k,
+            factors.right.pack(factors.right.restrict(gradient.mT, inner.mT)) / factors.left.k,
         )
 
     def _factor_state(self, tracked: Tracked) -> Settings:
@@ -176,11 +179,13 @@ class KFAC(LayerwiseOptimizer):
     def _inverse(self, average: Tensor, damping: float) -> Tensor:
         """``(M + damping I)^-1``, of a matrix by its Cholesky factor or of a diagonal; NaN where there is none."""
         diagonal = average if average.ndim == 2 else average.diagonal(dim1=-2, dim2=-1)
-        added = damping * diagonal.mean(-1, keepdim=True) if self._fixed["relative"] else torch.full_like(diagonal[..., :1], damping)
+        level = diagonal.mean(-1, keepdim=True) if self._fixed["relative"] else torch.ones_like(diagonal[..., :1])
         if average.ndim == 2:
-            return 1 / (average + added)
-        factor, info = torch.linalg.cholesky_ex(average + torch.diag_embed(added.expand_as(diagonal)))
-        return torch.where(align(info == 0, factor), torch.cholesky_inverse(factor), math.nan)
+            return 1 / (average + damping * level)
+        factor, info = torch.linalg.cholesky_ex(average + torch.diag_embed((damping * level).expand_as(diagonal)))
+        works = align(info == 0, factor)
+        inverse = torch.cholesky_inverse(torch.where(works, factor, torch.eye(factor.shape[-1]).to(factor)))
+        return torch.where(works, inverse, math.nan)
 
     def _precondition(self, tracked: Tracked, matrix: Tensor) -> Tensor:
         state = self._factor_state(tracked)

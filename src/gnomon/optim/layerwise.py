@@ -30,7 +30,7 @@ Settings = dict[str, Any]
 GROWTH = 10
 """With growing intervals the factors are updated at each of so many steps at first, then at every second of as many, ..."""
 
-AT_LEAST_ZERO = ("lr", "weight_decay", "damping", "precond_lr")
+AT_LEAST_ZERO = ("lr", "fallback_lr", "weight_decay", "damping", "precond_lr")
 BELOW_ONE = ("momentum", "precond_momentum", "decay")
 POSITIVE_OR_NONE = ("step_rms", "kl_clip")
 
@@ -104,6 +104,7 @@ class LayerwiseOptimizer(Optimizer):
         max_dim: int | None,
         groups: Iterable[Settings],
         precondition_only: bool,
+        scaler: torch.amp.GradScaler | None,
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; pass the model itself")
@@ -126,7 +127,7 @@ class LayerwiseOptimizer(Optimizer):
         self._model, self._structure, self._max_dim = model, structure, max_dim
         self._curvature, self._fisher, self._approx, self._average = curvature, fisher, approx, grouped == "average"
         self._fallback_lr = fallback_lr
-        self._precondition_only = precondition_only
+        self._precondition_only, self._scaler = precondition_only, scaler
         self._observing = fisher == "empirical"
         self._tracked: dict[nn.Parameter, Tracked] = {}
         self._views: dict[nn.Module, tuple[Tracked, ModuleLayer]] = {}
@@ -176,7 +177,7 @@ class LayerwiseOptimizer(Optimizer):
             if callable(lr):
                 schedules = {**schedules, "lr": lr}
             lr = settings["lr"] if lr is None else lr(0) if callable(lr) else lr
-            check_settings({"lr": lr})
+            check_settings({"fallback_lr": lr})
             super().add_param_group({"params": others, **settings, **own, **counters, "lr": lr, "role": "fallback"})
             self._schedules.append(schedules)
         for matrix in matrices:
@@ -240,7 +241,10 @@ class LayerwiseOptimizer(Optimizer):
         """A batch of inputs and output gradients of a layer, before a step that updates."""
         tracked, view = self._views[module]
         weight = view.weight
-        if not (self._observing and weight.requires_grad and g.numel()):
+        if not (self._observing and weight.requires_grad):
+            return
+        if g.numel() == 0:  # a batch of none
+            self._count("skipped_updates", torch.ones((), dtype=torch.bool, device=g.device))
             return
         task = torch._C._current_graph_task_id()
         if weight.grad is None and tracked.backward != task and self._fisher == "empirical":
@@ -252,6 +256,8 @@ class LayerwiseOptimizer(Optimizer):
         if self._fixed["subsample"] and (stride := view.stride(x, g)) > 1:
             # The squares of a part, counted as often as makes up for the others.
             x, g = x[::stride], g[::stride] * math.sqrt(samples / len(g[::stride]))
+        if self._scaler is not None:
+            g = g / self._scaler._get_scale_async()  # type: ignore[operator]  # set, as a scaled loss came back
         with full_precision(weight):
             x_rows, g_rows = view.rows(x if view.one_hot else x.to(dtype), g.to(dtype), self._approx)
             part = self._statistics(tracked, x_rows, g_rows, terms=max(samples - before, 0))
