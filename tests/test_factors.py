@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gnomon import groups
-from gnomon.optim.factors import KroneckerFactors
+from gnomon.optim.factors import Curvature, KroneckerFactors
 from gnomon.testing import random_element
 
 F64 = torch.float64
@@ -91,3 +91,52 @@ def test_preconditioning_is_the_product_of_both_sides(left, right):
     matrix = torch.randn(2, right.k, left.k, dtype=F64)
     K, C = left.to_dense(k), right.to_dense(c)
     torch.testing.assert_close(factors.precondition(k, c, matrix), C @ C.mT @ matrix @ K @ K.mT)
+
+
+def test_the_fixed_point_of_gradient_curvature():
+    """The two equations of the nearest Kronecker product, exactly, for the mean over a set of gradients."""
+    torch.manual_seed(0)
+    left, right = groups.Dense(4), groups.Dense(3)
+    factors = KroneckerFactors(left, right)
+    gradients = torch.randn(50, 3, 3, dtype=F64) @ torch.randn(50, 3, 4, dtype=F64) @ torch.randn(4, 4, dtype=F64)
+    k, c = left.identity(dtype=F64), right.identity(dtype=F64)
+
+    def mean_pressure():
+        seen = factors.gradient_curvature(k, c, gradients)
+        mean = Curvature((seen.in_k[0].mean(0),), (seen.in_c[0].mean(0),), seen.mean.mean())
+        return factors.pressure(k, c, mean, damping=0.0)
+
+    for _ in range(800):
+        in_k, in_c = mean_pressure()
+        k, c = short_move(left, k, in_k), short_move(right, c, in_c)
+    S_a, S_b = torch.linalg.inv(c[0] @ c[0].T), torch.linalg.inv(k[0] @ k[0].T)
+    torch.testing.assert_close(S_a, (gradients @ torch.linalg.inv(S_b) @ gradients.mT).mean(0) / 4)
+    torch.testing.assert_close(S_b, (gradients.mT @ torch.linalg.inv(S_a) @ gradients).mean(0) / 3)
+
+
+def test_indices_are_unit_vectors():
+    left, right = groups.Diagonal(5), groups.Dense(3)
+    factors, k, c, _, g = setting(left, right, blocks=1)
+    indices = torch.randint(6, (1, 40))  # 5 stands for the zero vector
+    rows = torch.nn.functional.one_hot(indices, 6)[..., :5].to(F64)
+    ours = factors.curvature(factors.statistics(k, c, indices, g, terms=40))
+    theirs = factors.curvature(factors.statistics(k, c, rows, g, terms=40))
+    torch.testing.assert_close(ours.in_k[0], theirs.in_k[0])
+    torch.testing.assert_close(ours.in_c[0], theirs.in_c[0])
+    torch.testing.assert_close(ours.mean, theirs.mean)
+
+
+@pytest.mark.parametrize("group", [groups.Dense(6), groups.Triangular(6), groups.Heisenberg(6, 2, 2)], ids=["d", "t", "h"])
+def test_a_limit_keeps_the_growth(group):
+    """The curvature's part is no longer than the limit; where there is no curvature the factor grows all the same."""
+    torch.manual_seed(0)
+    factors = KroneckerFactors(group, group)
+    a = group.identity((1,), dtype=F64)
+    huge = group.restrict(*(2 * [1e3 * torch.randn(1, 2, 6, dtype=F64)]))
+    seen = Curvature(huge, tuple(0 * block for block in huge), torch.ones(1, dtype=F64))
+    limited, free = factors.pressure(a, a, seen, damping=0.0, limit=5.0)
+    half = tuple(-0.5 * block for block in group.identity_like(a))
+    for block, wanted in zip(free, half, strict=True):
+        torch.testing.assert_close(block, wanted)
+    excess = group.to_dense(tuple(x - y for x, y in zip(limited, half, strict=True)))
+    assert torch.linalg.matrix_norm(excess, 2).item() == pytest.approx(5.0, rel=0.1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -14,6 +16,8 @@ def rounded(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     if dtype not in (torch.bfloat16, torch.float16):
         return x.to(dtype)
     generator = torch.Generator(x.device).manual_seed(seed)
-    noise = torch.rand(x.shape, generator=generator, device=x.device, dtype=x.dtype) - 0.5
-    spacing = torch.ldexp(torch.full_like(x, torch.finfo(dtype).eps / 2), torch.frexp(x).exponent)
-    return (x + noise * spacing).to(dtype)
+    up = torch.rand(x.shape, generator=generator, device=x.device, dtype=x.dtype)
+    near = x.to(dtype)
+    other = torch.nextafter(near, torch.where(near.to(x.dtype) < x, math.inf, -math.inf).to(dtype))
+    distance = (x - near.to(x.dtype)) / (other.to(x.dtype) - near.to(x.dtype))
+    return torch.where(up < distance, other, near)
