@@ -147,7 +147,7 @@ def test_natural_steps_of_their_own_length_diverge():
     model, x = deep_autoencoder()
     optimizer = INGD(model, 0.1, step_rms=None)
     values = run(optimizer, model, lambda: (model(x) - x).square().sum(1).mean(), 150)
-    assert optimizer.skipped_steps > 0 or not values[-1] < 0.7 * values[0]
+    assert optimizer.skipped_steps > 0 or max(values) > 5 * values[0]
 
 
 def test_the_step_has_the_given_size():
@@ -206,9 +206,10 @@ def test_bfloat16_factors_move_during_the_published_warm_up():
 
 @pytest.mark.parametrize("structure", ["dense", "triangular", "diagonal"])
 def test_bfloat16_factors_end_within_two_percent(structure):
-    _, full = regression(steps=300, structure=structure)
-    halves = [regression(steps=300, structure=structure, factor_dtype=torch.bfloat16, seed=s)[1] for s in range(4)]
-    assert sum(halves) / len(halves) < 1.02 * full
+    settings = {"steps": 300, "structure": structure, "lr": lambda step: 3e-3 * (1 - step / 300)}
+    _, full = regression(**settings)
+    _, half = regression(**settings, factor_dtype=torch.bfloat16)
+    assert half == pytest.approx(full, rel=0.02)
 
 
 def test_a_model_in_bfloat16_trains():

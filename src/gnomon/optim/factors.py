@@ -38,6 +38,10 @@ class Statistics:
     terms: int
     """Terms of the loss so far: its gradients are those of a mean over them, and their squares count as many times."""
 
+    def tensors(self) -> list[Tensor]:
+        """The sums."""
+        return [t for m in (self.inputs, self.outputs) for t in (*m.seen, m.trace, m.energy)]
+
     def __add__(self, other: Statistics) -> Statistics:
         return Statistics(
             self.inputs + other.inputs, self.outputs + other.outputs, self.rows + other.rows, self.terms + other.terms
@@ -104,9 +108,9 @@ class KroneckerFactors:
     ) -> tuple[Element, Element]:
         """``1/2 P( tr(H_C)/d H_K + damping tr(C^T C)/d K^T K - I )`` and its twin: the update at ``b1 = 1``.
 
-        P keeps diagonals and symmetric blocks and doubles couplings, as for any structure. Where the part of the
-        curvature is longer than ``limit`` in the spectral norm it is scaled back to that; the part of the identity,
-        by which factors grow where there is little curvature, stays.
+        P keeps diagonals and symmetric blocks and doubles couplings, as for any structure. Where it is longer than
+        ``limit`` in the spectral norm it is scaled back to that, as a whole: to scale the curvature alone would leave
+        the growth by the identity without a counterweight.
         """
         damping_k = damping * self.right.squared_norm(c) / self.right.k
         damping_c = damping * self.left.squared_norm(k) / self.left.k
@@ -145,12 +149,12 @@ def _trace(group: Group, seen: Element) -> Tensor:
 
 
 def _half_projected(group: Group, a: Element, seen: Element, damping: Tensor, limit: float) -> Element:
-    """``1/2 P( seen + damping A^T A - I )``, the first two together no longer than ``limit``."""
-    covector = tuple(align(damping, block) * block for block in group.pullback(a, group.dual(a)))
-    accumulate(covector, seen)
-    m = times(2, group.scale(group.scale(covector)))
-    if math.isfinite(limit):
-        cut = (limit / group.norm_estimate(m)).clamp(max=1)
-        m = tuple(align(cut, block) * block for block in m)
-    identity = group.scale(group.scale(group.dual(group.identity_like(a))))
-    return accumulate(m, identity, -2)
+    """``1/2 P( seen + damping A^T A - I )``, no longer than ``limit``."""
+    m = tuple(align(damping, block) * block for block in group.pullback(a, group.dual(a)))
+    accumulate(m, seen)
+    accumulate(m, group.dual(group.identity_like(a)), -1)
+    m = times(2, group.scale(group.scale(m)))
+    if not math.isfinite(limit):
+        return m
+    cut = (limit / group.norm_estimate(m)).clamp(max=1)
+    return tuple(align(cut, block) * block for block in m)

@@ -263,6 +263,19 @@ class LayerwiseOptimizer(Optimizer):
             part = self._statistics(tracked, x_rows, g_rows, terms=max(samples - before, 0))
         tracked.statistics = part if tracked.statistics is None else tracked.statistics + part
 
+    def _share_statistics(self, due: list[Tracked]) -> None:
+        """Under ``DistributedDataParallel`` the statistics are means over the ranks, as its gradients are."""
+        if not isinstance(self._model, nn.parallel.DistributedDataParallel):
+            return
+        world = self._model.process_group.size()
+        for tracked in due:
+            if tracked.statistics is not None:
+                flat = torch.cat([part.flatten() for part in tracked.statistics.tensors()])
+                torch.distributed.all_reduce(flat, group=self._model.process_group)
+                parts = (flat / world).split([part.numel() for part in tracked.statistics.tensors()])
+                for part, mean in zip(tracked.statistics.tensors(), parts, strict=True):
+                    part.copy_(mean.view_as(part))
+
     def observe(self, output: Tensor, likelihood: Likelihood = "categorical") -> None:
         """For ``fisher="mc"``: statistics from targets that are drawn from the model's own predictions.
 
@@ -320,6 +333,7 @@ class LayerwiseOptimizer(Optimizer):
         self._count("skipped_steps", ~ok)
         group_of = self._group_of()
         moving = [(t, group_of[w]) for w, t in self._tracked.items() if w in group_of and w.grad is not None]
+        self._share_statistics([tracked for tracked, group in moving if is_due(group)])
         for tracked, group in moving:
             self._adapt(tracked)
             if is_due(group) and (tracked.statistics is not None or not tracked.views):
@@ -408,11 +422,12 @@ class LayerwiseOptimizer(Optimizer):
         ]
         natural = self._precondition(tracked, layer.matrix(*parts))
         scale = _rms_scale(natural, group["step_rms"])
+        ok = ok & (scale > 0)
         for p, direction in zip(layer.parameters, layer.tensors(natural), strict=True):
             if p.grad is not None:
                 own = group_of[p]
                 rules.decay(p, own["lr"] * own["weight_decay"], ok)
-                p.sub_((direction * rules.share(own["lr"] * scale, ok, direction)).to(p.dtype))
+                p.sub_((rules.cleaned(direction, ok) * rules.share(own["lr"] * scale, ok, direction)).to(p.dtype))
 
     def _replace_gradients(
         self, moving: list[tuple[Tracked, Settings]], group_of: dict[Any, Settings], ok: Tensor
@@ -541,9 +556,9 @@ def check_parameter(name: str, p: Tensor) -> None:
 
 
 def _rms_scale(direction: Tensor, rms: float) -> Tensor:
-    """What makes the root mean square of a direction ``rms``; zero stays zero."""
+    """What makes the root mean square of a direction ``rms``: zero or NaN where the direction is not finite."""
     own = torch.linalg.vector_norm(direction) / math.sqrt(direction.numel())
-    return torch.where(own > 0, rms / own, 0)
+    return rms / own.clamp(min=1e-30)  # zero stays zero
 
 
 def _kl_scale(moves: list[tuple[Tracked, Settings, Tensor, Tensor]]) -> Tensor | None:
