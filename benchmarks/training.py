@@ -17,6 +17,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import functools
 import json
 import math
 import time
@@ -48,7 +49,7 @@ def soap(model: nn.Module, lr: float) -> Optimizer:
     return SOAP(model.parameters(), lr=lr, precondition_frequency=10)
 
 
-OPTIMIZERS: dict[str, Callable[[nn.Module, float], Optimizer]] = {
+OPTIMIZERS: dict[str, Callable[..., Optimizer]] = {
     "SGD": lambda model, lr: SGD(model.parameters(), lr=lr, momentum=0.9, weight_decay=5e-4),
     "AdamW": lambda model, lr: AdamW(model.parameters(), lr=lr),
     "SOAP": soap,
@@ -91,7 +92,8 @@ def measure(name: str, redo: bool) -> None:
             continue
         task = TASKS[name]() if task is None else task
         steps = STEPS.get((name, optimizer), task.steps)
-        history = train(task, lambda m, o=optimizer, r=lr: OPTIMIZERS[o](m, r), steps, every=max(steps // CURVE, 1))  # type: ignore[misc]
+        build = functools.partial(OPTIMIZERS[optimizer], lr=lr)
+        history = train(task, build, steps, every=max(steps // CURVE, 1))
         outcome = {
             "final": history.final,
             "measured": {str(step): value for step, value in history.measured.items()},
@@ -129,7 +131,7 @@ class Loop:
         x, y = self.task.batch(self.generator)
         start = time.process_time()
         self.optimizer.zero_grad()
-        self.task.loss(self.model(x), y).backward()  # type: ignore[no-untyped-call]
+        self.task.loss(self.model(x), y).backward()
         self.optimizer.step()
         self.schedule.step()
         self.seconds += time.process_time() - start
@@ -187,7 +189,7 @@ def main() -> None:
     parser.add_argument("--redo", action="store_true", help="do runs again that are in the store")
     arguments = parser.parse_args()
     for name in TASKS if arguments.task == "all" else [arguments.task]:
-        (in_turns if arguments.time else lambda task: measure(task, arguments.redo))(name)  # type: ignore[operator]
+        (in_turns if arguments.time else lambda task: measure(task, arguments.redo))(name)
     if arguments.write:
         text = f"## Training: three tasks, one set of defaults\n\n{report.machine('pytorch_optimizer')}\n\n{tables()}"
         report.write("training", text, stored())

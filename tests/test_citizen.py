@@ -52,7 +52,9 @@ def close(model, twin, **tolerance):
 
 
 # ---------------------------------------------------------------------- state
-@pytest.mark.parametrize("settings", [{}, {"factor_dtype": torch.bfloat16}, {"structure": "arrow"}, {"preset": "paper"}])
+@pytest.mark.parametrize(
+    "settings", [{}, {"factor_dtype": torch.bfloat16}, {"structure": "arrow"}, {"preset": "paper"}]
+)
 @pytest.mark.parametrize("after", [3, 37])
 def test_resume_is_bit_for_bit(settings, after):
     """Also in the middle of an interval between updates, through a file that torch loads at its defaults."""
@@ -548,7 +550,10 @@ def test_weight_and_bias_in_different_groups():
 def test_schedulers_and_functions_of_the_step():
     model = perceptron()
     optimizer = INGD(
-        model, lambda step: 1e-2 / (1 + step), damping=lambda step: 0.1 * 0.9**step, update_every=lambda step: 1 + step // 2
+        model,
+        lambda step: 1e-2 / (1 + step),
+        damping=lambda step: 0.1 * 0.9**step,
+        update_every=lambda step: 1 + step // 2,
     )
     train(model, optimizer, batches(5))
     assert optimizer.param_groups[0]["lr"] == pytest.approx(1e-2 / 5)
@@ -667,7 +672,9 @@ def test_sparse_gradients_are_refused_before_anything_changes():
     optimizer = INGD(model)
     before = model[1].weight.clone()
     model(torch.tensor([[1, 2]])).sum().backward()
-    with pytest.raises(RuntimeError, match=r"the gradient of 0\.weight is sparse; build its embedding with sparse=False"):
+    with pytest.raises(
+        RuntimeError, match=r"the gradient of 0\.weight is sparse; build its embedding with sparse=False"
+    ):
         optimizer.step()
     assert torch.equal(model[1].weight, before)
 

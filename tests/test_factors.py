@@ -126,7 +126,9 @@ def test_indices_are_unit_vectors():
     torch.testing.assert_close(ours.mean, theirs.mean)
 
 
-@pytest.mark.parametrize("group", [groups.Dense(6), groups.Triangular(6), groups.Heisenberg(6, 2, 2)], ids=["d", "t", "h"])
+@pytest.mark.parametrize(
+    "group", [groups.Dense(6), groups.Triangular(6), groups.Heisenberg(6, 2, 2)], ids=["d", "t", "h"]
+)
 def test_a_limit_on_the_norm(group):
     torch.manual_seed(0)
     factors = KroneckerFactors(group, group)

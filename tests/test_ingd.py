@@ -214,7 +214,9 @@ def test_gradient_curvature_satisfies_the_equations_of_its_fixed_point():
     left, right = torch.randn(d, d, dtype=torch.float64), torch.randn(p, p, dtype=torch.float64)
     model = nn.Module()
     model.w = nn.Parameter(torch.zeros(d, p, dtype=torch.float64))
-    optimizer = INGD(model, 0.0, curvature="gradient", damping=0.0, update_every=1, precond_lr=lambda t: max(0.003, 1 / (t + 2)))
+    optimizer = INGD(
+        model, 0.0, curvature="gradient", damping=0.0, update_every=1, precond_lr=lambda t: max(0.003, 1 / (t + 2))
+    )
     for _ in range(4000):
         model.w.grad = left @ torch.randn(d, p, dtype=torch.float64) @ right
         optimizer.step()

@@ -24,7 +24,10 @@ def reference(model, batches, lr, momentum, weight_decay, damping, decay, T):
         loss.backward()
         for m, g in zip(layers, grads, strict=True):
             a = torch.cat([inputs[m], torch.ones(len(x), 1, dtype=x.dtype)], 1)
-            G, W = torch.cat([m.weight.grad, m.bias.grad[:, None]], 1), torch.cat([m.weight, m.bias[:, None]], 1).detach()
+            G, W = (
+                torch.cat([m.weight.grad, m.bias.grad[:, None]], 1),
+                torch.cat([m.weight, m.bias[:, None]], 1).detach(),
+            )
             d, p = G.shape
             s = state.setdefault(m, {"A": torch.eye(p, dtype=x.dtype), "S": torch.eye(d, dtype=x.dtype), "M": 0 * G})
             if step % T == 0:

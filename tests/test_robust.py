@@ -1,5 +1,6 @@
 """What keeps INGD stable: each of its defaults cures something, and a test here fails without it."""
 
+import itertools
 import math
 
 import pytest
@@ -127,7 +128,7 @@ def test_the_first_updates_are_averages():
 def deep_autoencoder():
     torch.manual_seed(0)
     sizes = [64, 48, 24, 8, 24, 48, 64]
-    layers = [m for i, o in zip(sizes, sizes[1:], strict=False) for m in (nn.Linear(i, o), nn.Tanh())]
+    layers = [m for i, o in itertools.pairwise(sizes) for m in (nn.Linear(i, o), nn.Tanh())]
     from sklearn.datasets import load_digits
 
     return nn.Sequential(*layers[:-1]), torch.tensor(load_digits().data, dtype=torch.float32)[:512] / 16

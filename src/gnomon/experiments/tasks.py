@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 import os
 import pickle
@@ -76,7 +77,7 @@ class Autoencoder(Task):
     def model(self) -> nn.Module:
         sizes = [784, 256, 128, 32, 128, 256, 784]
         layers: list[nn.Module] = []
-        for i, o in zip(sizes, sizes[1:], strict=False):
+        for i, o in itertools.pairwise(sizes):
             layers += [nn.Linear(i, o), nn.Tanh()]
         return nn.Sequential(*layers[:-1])
 
@@ -175,8 +176,9 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         batch, length, width = x.shape
-        heads = self.qkv(self.norm_1(x)).reshape(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
-        seen = scaled_dot_product_attention(*heads, is_causal=True)
+        split = (batch, length, 3, self.heads, width // self.heads)
+        q, k, v = self.qkv(self.norm_1(x)).reshape(split).permute(2, 0, 3, 1, 4)
+        seen = scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         return x + self.mlp(self.norm_2(x))
 

@@ -1,4 +1,4 @@
-"""Optimizers: :func:`moving_frame` makes a Riemannian one of any in :mod:`torch.optim`, :class:`INGD` trains networks."""
+"""Optimizers: :func:`moving_frame` makes any of torch's a Riemannian one; :class:`INGD` is for networks."""
 
 from .hessian import Banded, Colored, Hutchinson
 from .ingd import INGD

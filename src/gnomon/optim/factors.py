@@ -77,7 +77,7 @@ class KroneckerFactors:
     """The group of C, on the outputs."""
 
     def statistics(self, k: Element | None, c: Element | None, x: Tensor, g: Tensor, terms: int) -> Statistics:
-        """From rows ``x`` of shape ``(blocks, n, p)``, or indices ``(blocks, n)``, and ``g`` of shape ``(blocks, n, d)``."""
+        """From rows ``x`` of shape ``(blocks, n, p)``, or indices ``(blocks, n)``, and ``g``, ``(blocks, n, d)``."""
         return Statistics(moment(self.left, k, x), moment(self.right, c, g), x.shape[1], terms)
 
     def curvature(self, s: Statistics) -> Curvature:

@@ -158,7 +158,7 @@ class INGD(LayerwiseOptimizer):
         fisher: Literal["empirical", "mc"] = "empirical",
         approx: Approximation = "expand",
         grouped: Literal["each", "average"] = "each",
-        step_rms: Scalar | None | Literal["preset"] = "preset",
+        step_rms: Scalar | Literal["preset"] | None = "preset",
         kl_clip: Scalar | None = None,
         max_factor_step: float | None = None,
         order: Literal[1, 2] | None = None,
@@ -224,7 +224,7 @@ class INGD(LayerwiseOptimizer):
     def _factor_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
         blocks = (tracked.layer.blocks,)
         left, right = tracked.factors.left.storage_shape, tracked.factors.right.storage_shape
-        return {name: blocks + left for name in ("K", "m_K")} | {name: blocks + right for name in ("C", "m_C")}
+        return dict.fromkeys(("K", "m_K"), blocks + left) | dict.fromkeys(("C", "m_C"), blocks + right)
 
     def _factors(self, tracked: Tracked) -> tuple[Element, Element]:
         """K and C as they are stored; the identity at first."""

@@ -27,7 +27,8 @@ class KFAC(LayerwiseOptimizer):
 
     and the direction of a gradient G is ``(S + damping I)^-1 G (A + damping I)^-1``. By default the averages start with
     the first batch, damping is relative to the mean of each diagonal, and steps are those of INGD's defaults.
-    ``preset="paper"`` starts from identities, with an absolute damping, the paper's momentum and SGD for other parameters.
+    ``preset="paper"`` starts from identities, with an absolute damping, the paper's momentum, and SGD for other
+    parameters.
 
     Arguments are those of :class:`~gnomon.optim.INGD`; ``decay`` is the weight of the past in the averages. Factors
     are dense, and diagonal for embeddings and above ``max_dim``.
@@ -78,7 +79,7 @@ class KFAC(LayerwiseOptimizer):
         fisher: Literal["empirical", "mc"] = "empirical",
         approx: Approximation = "expand",
         grouped: Literal["each", "average"] = "each",
-        step_rms: Scalar | None | Literal["preset"] = "preset",
+        step_rms: Scalar | Literal["preset"] | None = "preset",
         kl_clip: Scalar | None = None,
         relative: bool | None = None,
         growing_intervals: bool | None = None,

@@ -291,12 +291,13 @@ def layer_of(module: nn.Module, **options: bool) -> ModuleLayer:
 
 def attention_layers(module: nn.MultiheadAttention) -> Iterator[tuple[str, MatrixLayer]]:
     """The projections of an attention module, which applies them without calling a module that a hook could watch."""
-    if module.in_proj_weight is not None:
-        yield "in_proj_weight", MatrixLayer(module.in_proj_weight, module.in_proj_bias, blocks=3)
+    parts: dict[str, Any] = dict(module.named_parameters())
+    if "in_proj_weight" in parts:
+        yield "in_proj_weight", MatrixLayer(parts["in_proj_weight"], parts.get("in_proj_bias"), blocks=3)
     else:
         for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
-            yield name, MatrixLayer(getattr(module, name))
-    yield "out_proj", MatrixLayer(module.out_proj.weight, module.out_proj.bias)
+            yield name, MatrixLayer(parts[name])
+    yield "out_proj", MatrixLayer(parts["out_proj.weight"], parts.get("out_proj.bias"))
 
 
 @dataclass
@@ -322,7 +323,7 @@ def find_matrices(model: nn.Module, bare: bool = False, average: bool = False) -
             for part, layer in attention_layers(module):
                 found.setdefault(layer.weight, Matrix(f"{name}.{part}".lstrip("."), layer, []))
         elif is_known(module):
-            sharers.setdefault(module.weight, []).append((name, module))  # type: ignore[arg-type]
+            sharers.setdefault(module.weight, []).append((name, module))
     for weight, modules in sharers.items():
         if weight not in found:
             found[weight] = _shared_matrix(modules, average)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
@@ -28,7 +28,7 @@ Scalar = float | Callable[[int], float]
 Settings = dict[str, Any]
 
 GROWTH = 10
-"""With growing intervals the factors are updated at each of so many steps at first, then at every second of as many, ..."""
+"""With growing intervals factors are updated at each of so many steps at first, then at every second of as many, ..."""
 
 AT_LEAST_ZERO = ("lr", "fallback_lr", "weight_decay", "damping", "precond_lr")
 BELOW_ONE = ("momentum", "precond_momentum", "decay")
@@ -55,7 +55,7 @@ def check_settings(settings: Settings) -> None:
         )
 
 
-def check_choice(name: str, value: object, choices: Iterable[str]) -> None:
+def check_choice(name: str, value: object, choices: Collection[str]) -> None:
     if value not in choices:
         raise ValueError(f"{name} must be {' or '.join(map(repr, choices))}, got {value!r}")
 
@@ -369,20 +369,25 @@ class LayerwiseOptimizer(Optimizer):
                 raise RuntimeError("fisher='mc' needs observe(output) before each backward pass; there was none")
         return gradients
 
+    @property
+    def _counts(self) -> dict[str, Tensor]:
+        """Counters on the device; torch saves keys of the state that are no parameters as they are."""
+        state: dict[Any, dict[str, Tensor]] = self.state
+        return state.setdefault("counts", {})
+
     def _count(self, name: str, happened: Tensor) -> None:
-        counts = self.state.setdefault("counts", {})  # type: ignore[arg-type]  # torch keeps other keys as they are
-        old = counts.get(name)
-        counts[name] = happened.long() if old is None else old.to(happened.device) + happened
+        old = self._counts.get(name)
+        self._counts[name] = happened.long() if old is None else old.to(happened.device) + happened
 
     @property
     def skipped_steps(self) -> int:
         """Steps that were not taken because a gradient was not finite."""
-        return int(self.state.get("counts", {}).get("skipped_steps", 0))  # type: ignore[call-overload]
+        return int(self._counts.get("skipped_steps", 0))
 
     @property
     def skipped_updates(self) -> int:
-        """Updates of a layer's factors that were not made because its curvature was not finite."""
-        return int(self.state.get("counts", {}).get("skipped_updates", 0))  # type: ignore[call-overload]
+        """Updates of a layer's factors that were not made, because its curvature was not finite or its batch empty."""
+        return int(self._counts.get("skipped_updates", 0))
 
     def _fall_back(self, p: nn.Parameter, group: Settings, ok: Tensor) -> None:
         if p.grad is not None:
@@ -412,7 +417,7 @@ class LayerwiseOptimizer(Optimizer):
                     rules.heavy_ball(p, self.state[p], direction, group_of[p], ok)
 
     def _move_by_rms(self, tracked: Tracked, group: Settings, group_of: dict[Any, Settings], ok: Tensor) -> None:
-        """``W <- (1 - lr weight_decay) W - lr D``, with D along the preconditioned average, of a given root mean square."""
+        """``W <- (1 - lr weight_decay) W - lr D``, D along the preconditioned average, its root mean square given."""
         layer = tracked.layer
         parts = [
             torch.zeros_like(p)
@@ -464,7 +469,7 @@ class LayerwiseOptimizer(Optimizer):
                 tracked.cache.clear()
 
     def load_state_dict(self, state_dict: Settings) -> None:
-        """Take a state of the same model and settings; the caller's dictionary stays as it is, and nothing is shared."""
+        """Take a state of the same model and structure; the dictionary stays as it is, and nothing is shared."""
         own = copy.deepcopy(state_dict)
         self._check_state(own)
         super().load_state_dict(own)
@@ -510,7 +515,7 @@ class LayerwiseOptimizer(Optimizer):
 
     # ------------------------------------------------------------------ for people
     def summary(self) -> Summary:
-        """Print what each parameter gets: structure, sizes, bytes of state, multiplications of an update and of a step."""
+        """Print what each parameter gets: structure, bytes of state, multiplications of an update and of a step."""
         summary = Summary(list(self._rows()))
         print(summary)
         return summary
@@ -549,7 +554,7 @@ def is_due(group: Settings) -> bool:
 
 
 def check_parameter(name: str, p: Tensor) -> None:
-    if isinstance(p, nn.parameter.UninitializedTensorMixin):
+    if nn.parameter.is_lazy(p):
         raise ValueError(f"{name} has no shape yet; run a batch through the model before building the optimizer")
     if p.requires_grad and not p.is_floating_point():
         raise TypeError(f"{name} is of type {p.dtype}; keep its real and imaginary parts as two real parameters")
@@ -574,6 +579,6 @@ def _kl_scale(moves: list[tuple[Tracked, Settings, Tensor, Tensor]]) -> Tensor |
 def _to_like(state: Settings, p: Tensor, but: Iterable[str] = ()) -> None:
     """Buffers of a parameter in its own type and place."""
     for key, value in state.items():
-        if isinstance(value, Tensor) and key not in but and value.shape == p.shape:
-            if (value.dtype, value.device) != (p.dtype, p.device):
-                state[key] = value.to(p)
+        moment = isinstance(value, Tensor) and key not in but and value.shape == p.shape
+        if moment and (value.dtype, value.device) != (p.dtype, p.device):
+            state[key] = value.to(p)
