@@ -1,6 +1,6 @@
 """INGD beside SGD, AdamW and SOAP on three small tasks: an autoencoder, a CNN on CIFAR-100, a GPT.
 
-    python benchmarks/training.py [autoencoder | cnn | gpt | all] [--time] [--write] [--redo]
+    python benchmarks/training.py [autoencoder | cnn | gpt | all] [--only OPTIMIZER] [--time] [--write] [--redo]
 
 Every optimizer has the same schedule (a cosine to zero) and its best of several learning rates: five for the
 neighbours, three for INGD (its default, a third and three times of it), which else stays at its defaults. INGD at five
@@ -62,7 +62,7 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
         "AdamW": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2),
         "SOAP": (1e-3, 3e-3, 5e-3, 1e-2, 2e-2),
     },
-    "gpt": {"AdamW": (1e-3, 3e-3, 5e-3, 1e-2, 2e-2), "SOAP": (3e-3, 5e-3, 1e-2, 2e-2, 3e-2)},
+    "gpt": {"AdamW": (5e-4, 1e-3, 2e-3, 3e-3, 5e-3), "SOAP": (3e-3, 5e-3, 1e-2, 2e-2, 3e-2)},
 }
 OWN_RATES = (DEFAULT / 3, DEFAULT, 3 * DEFAULT)
 STEPS = {("autoencoder", "INGD"): 300}
@@ -83,12 +83,12 @@ def keep(key: str, value: Any) -> None:
     STORE.write_text(json.dumps(stored() | {key: value}, indent=1, sort_keys=True) + "\n")
 
 
-def measure(name: str, redo: bool) -> None:
-    """Every run of a task that is not in the store."""
+def measure(name: str, only: str | None, redo: bool) -> None:
+    """Every run of a task that is not in the store, or those of one optimizer."""
     task: Task | None = None
     for optimizer, lr in runs(name):
         key = f"{name}/{optimizer}/{lr:.3g}"
-        if key in stored() and not redo:
+        if only not in (None, optimizer) or (key in stored() and not redo):
             continue
         task = TASKS[name]() if task is None else task
         steps = STEPS.get((name, optimizer), task.steps)
@@ -186,10 +186,14 @@ def main() -> None:
     parser.add_argument("task", nargs="?", default="all", choices=[*TASKS, "all"])
     parser.add_argument("--time", action="store_true", help="train the optimizers in turns and compare their times")
     parser.add_argument("--write", action="store_true", help="write the tables and the figure")
+    parser.add_argument("--only", choices=OPTIMIZERS, help="the runs of one optimizer")
     parser.add_argument("--redo", action="store_true", help="do runs again that are in the store")
     arguments = parser.parse_args()
     for name in TASKS if arguments.task == "all" else [arguments.task]:
-        (in_turns if arguments.time else lambda task: measure(task, arguments.redo))(name)
+        if arguments.time:
+            in_turns(name)
+        else:
+            measure(name, arguments.only, arguments.redo)
     if arguments.write:
         text = f"## Training: three tasks, one set of defaults\n\n{report.machine('pytorch_optimizer')}\n\n{tables()}"
         report.write("training", text, stored())

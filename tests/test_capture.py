@@ -1,7 +1,6 @@
 """Hooks on layers: what they hand on, and that they hold on to nothing."""
 
 import copy
-import gc
 import io
 import weakref
 
@@ -11,16 +10,26 @@ from torch import nn
 from gnomon.optim.capture import Capture
 
 
+class Owner:
+    """What an optimizer is to its hooks."""
+
+    def __init__(self, model):
+        self.seen = []
+        self.capture = Capture(model, [model[0], model[2]], self.receive)
+
+    def receive(self, module, x, g, number):
+        self.seen.append((module, x, g, number))
+
+
 def setting():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(inplace=True), nn.Linear(4, 2))
-    seen = []
-    capture = Capture(model, [model[0], model[2]], lambda module, x, g, number: seen.append((module, x, g, number)))
-    return model, capture, seen
+    owner = Owner(model)
+    return model, owner, owner.seen
 
 
 def test_inputs_and_output_gradients_arrive():
-    model, _, seen = setting()
+    model, _owner, seen = setting()
     x = torch.randn(5, 3)
     model(x).square().sum().backward()
     assert [module for module, *_ in seen] == [model[2], model[0]]
@@ -32,21 +41,21 @@ def test_inputs_and_output_gradients_arrive():
 
 
 def test_nothing_is_captured_without_need():
-    model, capture, seen = setting()
+    model, owner, seen = setting()
     with torch.no_grad():
         model(torch.randn(5, 3))
-    capture.active = False
+    owner.capture.active = False
     model(torch.randn(5, 3)).sum().backward()
     assert seen == []
-    capture.active = True
-    capture.close()
+    owner.capture.active = True
+    owner.capture.close()
     model(torch.randn(5, 3)).sum().backward()
     assert seen == []
     assert not model[0]._forward_hooks
 
 
 def test_copies_and_pickles_of_the_model_are_free():
-    model, capture, seen = setting()
+    model, owner, seen = setting()
     twin = copy.deepcopy(model)
     twin(torch.randn(5, 3)).sum().backward()
     file = io.BytesIO()
@@ -54,21 +63,20 @@ def test_copies_and_pickles_of_the_model_are_free():
     file.seek(0)
     torch.load(file, weights_only=False)(torch.randn(5, 3)).sum().backward()
     assert seen == []
-    assert capture.passes == 0
+    assert owner.capture.passes == 0
 
 
 def test_the_hooks_go_with_their_owner():
-    model, capture, _ = setting()
-    reference = weakref.ref(capture)
-    del capture
-    gc.collect()
+    model, owner, _ = setting()
+    reference = weakref.ref(owner)
+    del owner  # at once, without the garbage collector
     assert reference() is None
     assert not model[0]._forward_hooks
     model(torch.randn(5, 3)).sum().backward()
 
 
 def test_a_compiled_model_is_captured_too():
-    model, _, seen = setting()
+    model, _owner, seen = setting()
     compiled = torch.compile(model, backend="eager")
     x = torch.randn(5, 3)
     compiled(x).square().sum().backward()

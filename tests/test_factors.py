@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gnomon import groups
-from gnomon.optim.factors import Curvature, KroneckerFactors
+from gnomon.optim.factors import Curvature, KroneckerFactors, squared
 from gnomon.testing import random_element
 
 F64 = torch.float64
@@ -87,10 +87,10 @@ def test_the_fixed_point():
 
 @pytest.mark.parametrize(("left", "right"), [(groups.Arrow(5), groups.Dense(3)), (groups.Dense(2), groups.Toeplitz(4))])
 def test_preconditioning_is_the_product_of_both_sides(left, right):
-    factors, k, c, _, _ = setting(left, right)
+    _, k, c, _, _ = setting(left, right)
     matrix = torch.randn(2, right.k, left.k, dtype=F64)
     K, C = left.to_dense(k), right.to_dense(c)
-    torch.testing.assert_close(factors.precondition(k, c, matrix), C @ C.mT @ matrix @ K @ K.mT)
+    torch.testing.assert_close(squared(right, c, squared(left, k, matrix).mT).mT, C @ C.mT @ matrix @ K @ K.mT)
 
 
 def test_the_fixed_point_of_gradient_curvature():

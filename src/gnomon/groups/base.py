@@ -302,11 +302,17 @@ class Group(ABC):
 
     def norm_estimate(self, n: Element) -> Tensor:
         """The spectral norm, from below, by four steps of the power method on ``N^T N``; of the batch shape."""
-        rows = _probe(self.k, n[0].dtype, n[0].device).expand(*self.batch_shape(n), 1, self.k)
+        batch = self.batch_shape(n)
+        peaks = [block.abs().flatten(len(batch)).amax(-1) for block in n if block.numel()]
+        peak = torch.stack(peaks).amax(0)
+        n = tuple(
+            block / align(torch.where(peak > 0, peak, 1), block) for block in n
+        )  # its fourth power must not overflow
+        rows = _probe(self.k, n[0].dtype, n[0].device).expand(*batch, 1, self.k)
         for _ in range(4):
             rows = rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
             rows = self.apply(n, self.apply(n, rows), transpose=True)
-        return torch.linalg.vector_norm(rows, dim=(-2, -1)).sqrt()
+        return peak * torch.linalg.vector_norm(rows, dim=(-2, -1)).sqrt()
 
     def reach(self, eta: Element) -> Tensor:
         """A bound on ``||2 D.eta||_2``: a step changes no direction of tau by more than e to this power."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 Receiver = Callable[[nn.Module, Tensor, Tensor, int], None]
-"""Called with the module, its input, the gradient of its output, and the number of the forward pass."""
+"""A method, called with the module, its input, the gradient of its output, and the number of the forward pass."""
 
 
 class Capture:
@@ -22,8 +22,9 @@ class Capture:
     def __init__(self, model: nn.Module, modules: list[nn.Module], receive: Receiver) -> None:
         self.active = True
         self.passes = 0
-        self._receive = receive
-        self._handles = [module.register_forward_hook(_Hook(self)) for module in modules]
+        self._receive = weakref.WeakMethod(receive)  # its owner owns this object
+        self._backward = False
+        self._handles: list[Any] = [module.register_forward_hook(_Hook(self), with_kwargs=True) for module in modules]
         self._handles.append(model.register_forward_pre_hook(_PassCounter(self)))
         weakref.finalize(self, _remove, self._handles)
 
@@ -31,17 +32,28 @@ class Capture:
         """Remove the hooks."""
         _remove(self._handles)
 
-    def forward(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def begin(self) -> None:
+        """A forward pass of the model begins."""
+        self.passes += 1
+        self._backward = False
+
+    def forward(self, module: nn.Module, x: Tensor, output: Any) -> None:
         """Ask for the gradient of the output, if there will be one."""
+        if (
+            self._backward
+        ):  # the model's parts are called without the model itself: after a backward pass this is a new one
+            self.begin()
         if not (self.active and torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad):
             return
-        x, number, me = inputs[0].detach(), self.passes, weakref.ref(self)
+        x, number, me = x.detach(), self.passes, weakref.ref(self)
 
         def backward(gradient: Tensor) -> None:
             capture = me()
-            if capture is not None:
+            receive = None if capture is None else capture._receive()
+            if capture is not None and receive is not None:
+                capture._backward = True
                 with torch.no_grad():
-                    capture._receive(module, x, gradient.detach(), number)
+                    receive(module, x, gradient.detach(), number)
 
         # Registered on the output as it is now: an activation that works in place later does not disturb it.
         output.register_hook(backward)
@@ -63,17 +75,17 @@ class _Hook:
         return type(self), ()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]  # a side effect that a compiled graph cannot hold
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         capture = self._capture() if self._capture is not None else None
         if capture is not None:
-            capture.forward(module, inputs, output)
+            capture.forward(module, inputs[0] if inputs else keywords["input"], output)
 
 
 class _PassCounter(_Hook):
     """Counts forward passes of the model, so that a layer used twice in one of them is told from two batches."""
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...], output: Any = None) -> None:
+    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         capture = self._capture() if self._capture is not None else None
         if capture is not None:
-            capture.passes += 1
+            capture.begin()

@@ -23,6 +23,9 @@ class Moment:
     energy: Tensor
     """``x^T x``"""
 
+    def times(self, factor: float) -> Moment:
+        return Moment(times(factor, self.seen), factor * self.trace, factor * self.energy)
+
     def __add__(self, other: Moment) -> Moment:
         return Moment(add(self.seen, other.seen), self.trace + other.trace, self.energy + other.energy)
 
@@ -37,6 +40,10 @@ class Statistics:
     """Input rows so far: they are averaged."""
     terms: int
     """Terms of the loss so far: its gradients are those of a mean over them, and their squares count as many times."""
+
+    def normalized(self) -> Statistics:
+        """Means instead of sums: of one row and one term."""
+        return Statistics(self.inputs.times(1 / max(self.rows, 1)), self.outputs.times(self.terms), 1, 1)
 
     def tensors(self) -> list[Tensor]:
         """The sums."""
@@ -119,10 +126,10 @@ class KroneckerFactors:
             _half_projected(self.right, c, curvature.in_c, damping_c, limit),
         )
 
-    def precondition(self, k: Element, c: Element, matrix: Tensor) -> Tensor:
-        """``C C^T G K K^T``."""
-        rows = self.left.apply(k, self.left.apply(k, matrix, transpose=True))
-        return self.right.apply(c, self.right.apply(c, rows.mT, transpose=True)).mT
+
+def squared(group: Group, a: Element, rows: Tensor) -> Tensor:
+    """``A A^T x`` for each row x."""
+    return group.apply(a, group.apply(a, rows, transpose=True))
 
 
 def moment(group: Group, a: Element | None, rows: Tensor) -> Moment:

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..groups import Dense, Element, Group
 from ..groups.base import add, align, times
 from . import rules
-from .factors import Curvature, KroneckerFactors, Statistics
+from .factors import Curvature, KroneckerFactors, Statistics, squared
 from .layers import Approximation
 from .layerwise import LayerwiseOptimizer, Scalar, Settings, Tracked, check_choice
 from .rounding import rounded
@@ -177,12 +177,14 @@ class INGD(LayerwiseOptimizer):
         seed: int = 0,
     ) -> None:
         check_choice("convention", convention, ("inside", "outside"))
-        if order not in (None, 1, 2):
+        if order not in (None, 1, 2) or isinstance(order, bool):
             raise ValueError(f"order must be 1 or 2, got {order!r}")
-        if max_factor_step is not None and not max_factor_step > 0:
+        if isinstance(seed, bool) or not isinstance(seed, int):
+            raise TypeError(f"seed must be an integer, got {seed!r}")
+        if max_factor_step is not None and not (isinstance(max_factor_step, (int, float)) and max_factor_step > 0):
             raise ValueError(f"max_factor_step must be positive, math.inf for no bound, got {max_factor_step!r}")
-        if factor_dtype is not None and not factor_dtype.is_floating_point:
-            raise ValueError(f"factor_dtype must be a floating-point type, got {factor_dtype}")
+        if factor_dtype not in (None, torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(f"factor_dtype must be torch.float64, float32, bfloat16 or float16, got {factor_dtype}")
         settings = {
             "lr": lr,
             "momentum": momentum,
@@ -226,6 +228,10 @@ class INGD(LayerwiseOptimizer):
         left, right = tracked.factors.left.storage_shape, tracked.factors.right.storage_shape
         return dict.fromkeys(("K", "m_K"), blocks + left) | dict.fromkeys(("C", "m_C"), blocks + right)
 
+    def _state_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
+        level = {"level": (tracked.layer.blocks,)} if self._fixed["relative"] else {}
+        return self._factor_shapes(tracked) | level
+
     def _factors(self, tracked: Tracked) -> tuple[Element, Element]:
         """K and C as they are stored; the identity at first."""
         state, weight = self.state[tracked.layer.weight], tracked.layer.weight
@@ -265,7 +271,7 @@ class INGD(LayerwiseOptimizer):
             curvature = curvature.relative_to(curvature.mean if tracked.statistics is not None else state["level"])
         limit = self._fixed["max_factor_step"] / group["precond_lr"] if group["precond_lr"] else math.inf
         pressures = factors.pressure(k, c, curvature, group["damping"], limit)
-        finite = ok & rules.all_finite([*pressures[0], *pressures[1]])
+        finite = ok & rules.all_finite(rules.peaks([*pressures[0], *pressures[1]]))
         self._count("skipped_updates", ok & ~finite)
         if self._fixed["relative"]:
             state["level"] = torch.where(finite, level, state["level"])
@@ -307,10 +313,11 @@ class INGD(LayerwiseOptimizer):
         """``A A^T x`` for each row; the product of a dense A with itself is kept until A changes."""
         a = tuple(block.to(rows.dtype) for block in a)
         if not isinstance(group, Dense):
-            return group.apply(a, group.apply(a, rows, transpose=True))
-        if name not in tracked.cache:
-            tracked.cache[name] = a[0] @ a[0].mT
-        return rows @ tracked.cache[name]
+            return squared(group, a, rows)
+        product = tracked.cache.get(name)
+        if product is None or (product.dtype, product.device) != (rows.dtype, rows.device):
+            product = tracked.cache[name] = a[0] @ a[0].mT
+        return rows @ product
 
     def _natural(self, tracked: Tracked, gradient: Tensor) -> Tensor:
         natural = self._precondition(tracked, gradient)
@@ -340,10 +347,10 @@ class INGD(LayerwiseOptimizer):
 
     def _layer_row(self, tracked: Tracked, name: str) -> Row:
         layer, factors = tracked.layer, tracked.factors
-        width = self._stored_dtype(tracked).itemsize
-        shapes = self._factor_shapes(tracked).values()
-        cached = [group.k**2 for group in (factors.left, factors.right) if isinstance(group, Dense)]
-        numbers = sum(math.prod(shape) for shape in shapes) + layer.blocks * sum(cached)
+        stored = self._stored_dtype(tracked)
+        kept = sum(math.prod(shape) for shape in self._factor_shapes(tracked).values()) * stored.itemsize
+        cached = sum(layer.blocks * group.k**2 for group in (factors.left, factors.right) if isinstance(group, Dense))
+        kept += cached * torch.promote_types(stored, layer.weight.dtype).itemsize
         moments = 0 if self._precondition_only else sum(p.numel() * p.element_size() for p in layer.parameters)
         update, step = _costs(factors, layer.blocks, self._fixed["order"])
         kind = f"INGD, {'kfac' if tracked.views else 'gradient'} curvature"
@@ -354,7 +361,7 @@ class INGD(LayerwiseOptimizer):
             kind,
             f"{blocks}{factors.left}",
             f"{blocks}{factors.right}",
-            numbers * width + moments,
+            kept + moments,
             update,
             step,
         )
@@ -382,5 +389,5 @@ def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int
                 rows @ k[0] if group is factors.left else rows @ c[0]
             else:
                 a = k if group is factors.left else c
-                group.apply(a, group.apply(a, rows, transpose=True))
+                squared(group, a, rows)
     return update + entries, counter.get_total_flops() // 2 + entries

@@ -145,7 +145,7 @@ class KFAC(LayerwiseOptimizer):
             weight = torch.where(first, 1, mean.new_full((), 1 - group["decay"]))
             new[name] = state[name].lerp(mean.reshape(shape), weight)
             new[f"{name}_inverse"] = self._inverse(new[name], group["damping"])
-        finite = ok & rules.all_finite(list(new.values()))
+        finite = ok & rules.all_finite(rules.peaks(list(new.values())))
         self._count("skipped_updates", ok & ~finite)
         for key, value in new.items():
             state[key] = torch.where(finite, value, state[key])
@@ -185,7 +185,9 @@ class KFAC(LayerwiseOptimizer):
             return 1 / (average + damping * level)
         factor, info = torch.linalg.cholesky_ex(average + torch.diag_embed((damping * level).expand_as(diagonal)))
         works = align(info == 0, factor)
-        inverse = torch.cholesky_inverse(torch.where(works, factor, torch.eye(factor.shape[-1]).to(factor)))
+        inverse = torch.cholesky_inverse(
+            torch.where(works, factor, torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device))
+        )
         return torch.where(works, inverse, math.nan)
 
     def _precondition(self, tracked: Tracked, matrix: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -98,16 +98,18 @@ class ModuleLayer(Layer):
             x, g = x.flatten(1, 2), g.flatten(1, 2)
         return (torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1) if self.bias is not None else x), g
 
+    usual_approximation: Approximation = "expand"
+    """For a loss with a term for each position, as in language models; ``reduce`` is for positions that are pooled."""
+
     def samples(self, x: Tensor) -> int:
         """How many samples an input holds, along its first dimension where they are several."""
         return x.shape[0] if x.ndim > 1 else 1
 
-    def stride(self, x: Tensor, g: Tensor) -> int:
+    def stride(self, x: Tensor, g: Tensor, approximation: Approximation) -> int:
         """Every which sample is enough: one in four, if they leave twice as many rows as either factor is large."""
-        rows = g.numel() // max(self.blocks * self.d, 1)
-        if self.samples(x) == 1 or rows == 0:
-            return 1
-        return max(1, min(4, rows // (2 * max(self.p, self.d)), self.samples(x)))
+        samples = self.samples(x)
+        rows = samples if approximation == "reduce" else g.numel() // (self.blocks * self.d)
+        return 1 if samples == 1 else max(1, min(4, rows // (2 * max(self.p, self.d))))
 
 
 class LinearLayer(ModuleLayer):
@@ -169,7 +171,19 @@ def _positions(x: Tensor) -> Tensor:
     return x.reshape(1, x.shape[0] if x.ndim else 1, -1) if x.numel() else x.new_zeros(1, 0, 1)
 
 
-class ConvolutionLayer(ModuleLayer):
+class SpatialLayer(ModuleLayer):
+    """Channels first, positions behind them; the samples may be missing."""
+
+    usual_approximation = "reduce"
+
+    def samples(self, x: Tensor) -> int:
+        return self._batched(x).shape[0]
+
+    def _batched(self, x: Tensor) -> Tensor:
+        return x if x.ndim == self.weight.ndim else x.unsqueeze(0)
+
+
+class ConvolutionLayer(SpatialLayer):
     """``nn.Conv1d``, ``nn.Conv2d`` and ``nn.Conv3d``: a linear map of patches, one for each group of channels.
 
     With ``average`` the groups are one map to all output channels, of the mean of the groups' patches, as in the
@@ -191,12 +205,6 @@ class ConvolutionLayer(ModuleLayer):
     def outputs(self, g: Tensor) -> Tensor:
         return _channels_last(self._batched(g), self.blocks)
 
-    def samples(self, x: Tensor) -> int:
-        return self._batched(x).shape[0]
-
-    def _batched(self, x: Tensor) -> Tensor:
-        return x if x.ndim == self.weight.ndim else x.unsqueeze(0)
-
     def _padded(self, x: Tensor) -> Tensor:
         m = self.module
         amounts = m._reversed_padding_repeated_twice  # what torch itself pads with, "same" included
@@ -204,7 +212,7 @@ class ConvolutionLayer(ModuleLayer):
         return pad(x, amounts, mode=mode) if any(amounts) else x
 
 
-class TransposedConvolutionLayer(ModuleLayer):
+class TransposedConvolutionLayer(SpatialLayer):
     """``nn.ConvTranspose1d`` to ``3d``: each input position adds ``W x`` to a patch of the output.
 
     The bias is not a part of ``W x``, since it is added once to each output position.
@@ -221,20 +229,13 @@ class TransposedConvolutionLayer(ModuleLayer):
     def inputs(self, x: Tensor) -> Tensor:
         return _channels_last(self._batched(x), self.module.groups)
 
-    def stride(self, x: Tensor, g: Tensor) -> int:
-        return 1
-
     def outputs(self, g: Tensor) -> Tensor:
         """Patches of the gradient, at the places to which the input positions wrote."""
         m = self.module
-        amounts = [amount for side in reversed(m.padding) for amount in (side, side)]
+        # Output padding adds places at the end to which no input position wrote.
+        sides = zip(reversed(m.padding), reversed(m.output_padding), strict=True)
+        amounts = [amount for side, extra in sides for amount in (side, side - extra)]
         return _patches(pad(self._batched(g), amounts), m.kernel_size, m.stride, m.dilation, m.groups)
-
-    def samples(self, x: Tensor) -> int:
-        return self._batched(x).shape[0]
-
-    def _batched(self, x: Tensor) -> Tensor:
-        return x if x.ndim == self.weight.ndim else x.unsqueeze(0)
 
     def _to_matrix(self, weight: Tensor) -> Tensor:
         return weight.reshape(self.blocks, self.p, self.d).mT
@@ -292,12 +293,16 @@ def layer_of(module: nn.Module, **options: bool) -> ModuleLayer:
 def attention_layers(module: nn.MultiheadAttention) -> Iterator[tuple[str, MatrixLayer]]:
     """The projections of an attention module, which applies them without calling a module that a hook could watch."""
     parts: dict[str, Any] = dict(module.named_parameters())
-    if "in_proj_weight" in parts:
-        yield "in_proj_weight", MatrixLayer(parts["in_proj_weight"], parts.get("in_proj_bias"), blocks=3)
-    else:
-        for name in ("q_proj_weight", "k_proj_weight", "v_proj_weight"):
-            yield name, MatrixLayer(parts[name])
-    yield "out_proj", MatrixLayer(parts["out_proj.weight"], parts.get("out_proj.bias"))
+    pairs = {
+        "in_proj_weight": ("in_proj_weight", "in_proj_bias", 3),
+        "q_proj_weight": ("q_proj_weight", "", 1),
+        "k_proj_weight": ("k_proj_weight", "", 1),
+        "v_proj_weight": ("v_proj_weight", "", 1),
+        "out_proj": ("out_proj.weight", "out_proj.bias", 1),
+    }
+    for name, (weight, bias, blocks) in pairs.items():
+        if weight in parts:  # one that is computed from others is not
+            yield name, MatrixLayer(parts[weight], parts.get(bias), blocks)
 
 
 @dataclass
@@ -309,12 +314,15 @@ class Matrix:
     views: list[ModuleLayer]
 
 
-def find_matrices(model: nn.Module, bare: bool = False, average: bool = False) -> list[Matrix]:
+def find_matrices(
+    model: nn.Module, bare: bool = False, average: bool = False, apart: Collection[nn.Parameter] = ()
+) -> list[Matrix]:
     """The trainable matrices of a model, each parameter in one of them at most.
 
-    A weight that several modules share is one matrix, described by all of them; where an embedding shares the weight
-    of a linear layer, the linear layer describes it. With ``bare``, parameters of two or more dimensions that belong
-    to no known module are matrices too. ``average`` is that of :class:`ConvolutionLayer`.
+    A weight that several modules share is one matrix, described by all that apply it alike; where an embedding shares
+    the weight of a linear layer, the linear layer describes it. With ``bare``, parameters of two or more dimensions
+    that belong to no known module are matrices too. ``average`` is that of :class:`ConvolutionLayer`. Biases in
+    ``apart`` are no part of a matrix, nor is a bias that another matrix has.
     """
     found: dict[nn.Parameter, Matrix] = {}
     sharers: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
@@ -324,19 +332,27 @@ def find_matrices(model: nn.Module, bare: bool = False, average: bool = False) -
                 found.setdefault(layer.weight, Matrix(f"{name}.{part}".lstrip("."), layer, []))
         elif is_known(module):
             sharers.setdefault(module.weight, []).append((name, module))
+    taken = {id(p) for p in apart} | {id(m.layer.bias) for m in found.values() if m.layer.bias is not None}
     for weight, modules in sharers.items():
         if weight not in found:
-            found[weight] = _shared_matrix(modules, average)
+            found[weight] = _shared_matrix(modules, average, taken)
+            taken |= {id(p) for p in found[weight].layer.parameters[1:]}
     if bare:
         for name, p in model.named_parameters():
             if p.ndim >= 2:
                 found.setdefault(p, Matrix(name, MatrixLayer(p), []))
-    return [matrix for weight, matrix in found.items() if weight.requires_grad]
+    return [matrix for weight, matrix in found.items() if weight.requires_grad and weight.numel()]
 
 
-def _shared_matrix(modules: list[tuple[str, nn.Module]], average: bool) -> Matrix:
+def _shared_matrix(modules: list[tuple[str, nn.Module]], average: bool, taken: set[int]) -> Matrix:
     readers = [(name, m) for name, m in modules if not isinstance(m, nn.Embedding)] or modules
+    biases = {id(getattr(m, "bias", None)) for _, m in readers}
     # One weight with several biases: each bias is a parameter of its own.
-    fold = len({id(getattr(m, "bias", None)) for _, m in readers}) == 1
+    fold = len(biases) == 1 and taken.isdisjoint(biases)
     views = [layer_of(m, fold=fold, average=average) for _, m in readers]
-    return Matrix(readers[0][0], views[0], views)
+    alike = [
+        v
+        for v in views
+        if type(v) is type(views[0]) and (v.blocks, v.d, v.p) == (views[0].blocks, views[0].d, views[0].p)
+    ]
+    return Matrix(readers[0][0], views[0], alike)

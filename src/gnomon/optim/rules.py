@@ -14,10 +14,15 @@ from torch import Tensor
 State = dict[str, Any]
 
 
-def all_finite(tensors: list[Tensor]) -> Tensor:
-    """Whether every entry is, as a tensor on the first one's device."""
-    norms = torch._foreach_norm(tensors, float("inf"))
-    return torch.stack([norm.to(tensors[0].device, torch.float32) for norm in norms]).isfinite().all()
+def peaks(tensors: list[Tensor]) -> list[Tensor]:
+    """The largest magnitude in each; not finite where an entry is not."""
+    return list(torch._foreach_norm(tensors, float("inf")))
+
+
+def all_finite(magnitudes: list[Tensor]) -> Tensor:
+    """Whether all are, as a tensor on the first one's device."""
+    device = magnitudes[0].device
+    return torch.stack([magnitude.to(device, torch.float32) for magnitude in magnitudes]).isfinite().all()
 
 
 def cleaned(tensor: Tensor, ok: Tensor) -> Tensor:
@@ -51,6 +56,12 @@ def decay(p: Tensor, amount: float, ok: Tensor) -> None:
         p.mul_(kept(1 - amount, ok, p))
 
 
+def decoupled(p: Tensor, state: State, direction: Tensor, group: State, ok: Tensor) -> None:
+    """``W <- (1 - lr weight_decay) W - lr direction``"""
+    decay(p, group["lr"] * group["weight_decay"], ok)
+    p.sub_((direction * share(group["lr"], ok, direction)).to(p.dtype))
+
+
 def heavy_ball(p: Tensor, state: State, direction: Tensor, group: State, ok: Tensor) -> None:
     """``M <- momentum M + direction + weight_decay W``, ``W <- W - lr M``: the paper's form, and torch's SGD."""
     step = direction.to(p.dtype) + share(group["weight_decay"], ok, p) * p
@@ -62,17 +73,18 @@ def heavy_ball(p: Tensor, state: State, direction: Tensor, group: State, ok: Ten
 
 
 def adamw(p: Tensor, state: State, gradient: Tensor, group: State, ok: Tensor) -> None:
-    """torch's AdamW."""
-    beta1, beta2 = group["betas"]
+    """torch's AdamW with beta_1 = momentum; moments in float32 at least, as squares in half precision vanish."""
+    beta1, beta2 = group["momentum"], group["beta2"]
+    gradient = gradient.to(torch.promote_types(p.dtype, torch.float32))
     if "exp_avg" not in state:
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
         state["steps"] = torch.zeros((), device=p.device)
     steps = state["steps"].add_(ok.to(p.device)).clamp(min=1)
-    first = state["exp_avg"].mul_(kept(beta1, ok, p)).add_(gradient, alpha=1 - beta1)
-    second = state["exp_avg_sq"].mul_(kept(beta2, ok, p)).addcmul_(gradient, gradient, value=1 - beta2)
+    first = state["exp_avg"].mul_(kept(beta1, ok, gradient)).add_(gradient, alpha=1 - beta1)
+    second = state["exp_avg_sq"].mul_(kept(beta2, ok, gradient)).addcmul_(gradient, gradient, value=1 - beta2)
     decay(p, group["lr"] * group["weight_decay"], ok)
     root = (second / (1 - beta2**steps)).sqrt_().add_(group["eps"])
-    p.sub_(first / root * share(group["lr"] / (1 - beta1**steps), ok, p))
+    p.sub_((first / root * share(group["lr"] / (1 - beta1**steps), ok, first)).to(p.dtype))
 
 
 FALLBACKS = {"adamw": adamw, "sgd": heavy_ball}

@@ -33,4 +33,4 @@ def sampled_loss(output: Tensor, likelihood: Likelihood) -> Tensor:
         losses = binary_cross_entropy_with_logits(output, target, reduction="none")
     else:
         losses = 0.5 * (output - target).square()
-    return losses.reshape(len(losses), -1).sum(-1).mean() if losses.ndim else losses
+    return losses.flatten(1).sum(-1).mean() if losses.ndim > 1 else losses.mean()

@@ -46,7 +46,9 @@ def factory_of(side: object) -> Factory:
 def check_structure(structure: Structure) -> None:
     """Raise for one that no layer could use."""
     if isinstance(structure, Mapping):
-        for part in structure.values():
+        for pattern, part in structure.items():
+            if not isinstance(pattern, str):
+                raise TypeError(f"structure must map patterns of layer names, got the pattern {pattern!r}")
             check_structure(part)
     elif isinstance(structure, (tuple, list)):
         if len(structure) != 2:
@@ -55,6 +57,13 @@ def check_structure(structure: Structure) -> None:
             factory_of(side)
     else:
         factory_of(structure)
+
+
+def unmatched(structure: Structure, names: list[str]) -> list[str]:
+    """The patterns that match none of the names."""
+    if not isinstance(structure, Mapping):
+        return []
+    return [pattern for pattern in structure if not any(fnmatchcase(name, pattern) for name in names)]
 
 
 def groups_for(structure: Structure, name: str, p: int, d: int, max_dim: int | None) -> tuple[Group, Group]:
