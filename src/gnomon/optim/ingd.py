@@ -75,7 +75,8 @@ class INGD(LayerwiseOptimizer):
         fisher: ``"empirical"`` takes the gradients of the loss; ``"mc"`` those of targets drawn from the model's
             predictions, see :meth:`observe`.
         approx: where a weight is applied at several positions of a sample: ``"expand"`` counts each, ``"reduce"``
-            means of inputs and sums of gradients.
+            takes means of inputs and sums of gradients; ``"auto"`` reduces convolutions, whose positions are pooled
+            before the loss as a rule, and expands sequences.
         grouped: factors for each group of a convolution (``"each"``), or the paper's ``"average"`` over them.
         step_rms: root mean square of a layer's step at ``lr = 1``; None for steps as long as they are.
         kl_clip: the alternative to ``step_rms``: a bound on ``lr^2 <G, D>``, over all layers.
@@ -121,6 +122,7 @@ class INGD(LayerwiseOptimizer):
             "relative": True,
             "growing_intervals": True,
             "subsample": True,
+            "approx": "auto",
             "fallback": "adamw",
         },
         "paper": {
@@ -138,6 +140,7 @@ class INGD(LayerwiseOptimizer):
             "relative": False,
             "growing_intervals": False,
             "subsample": False,
+            "approx": "expand",
             "fallback": "sgd",
         },
     }
@@ -156,7 +159,7 @@ class INGD(LayerwiseOptimizer):
         structure: Structure = "dense",
         curvature: Literal["kfac", "gradient"] = "kfac",
         fisher: Literal["empirical", "mc"] = "empirical",
-        approx: Approximation = "expand",
+        approx: Approximation | Literal["auto"] | None = None,
         grouped: Literal["each", "average"] = "each",
         step_rms: Scalar | Literal["preset"] | None = "preset",
         kl_clip: Scalar | None = None,

@@ -47,6 +47,7 @@ class KFAC(LayerwiseOptimizer):
             "relative": True,
             "growing_intervals": True,
             "subsample": True,
+            "approx": "auto",
             "fallback": "adamw",
         },
         "paper": {
@@ -61,6 +62,7 @@ class KFAC(LayerwiseOptimizer):
             "relative": False,
             "growing_intervals": False,
             "subsample": False,
+            "approx": "expand",
             "fallback": "sgd",
         },
     }
@@ -77,7 +79,7 @@ class KFAC(LayerwiseOptimizer):
         update_every: int | None = None,
         curvature: Literal["kfac", "gradient"] = "kfac",
         fisher: Literal["empirical", "mc"] = "empirical",
-        approx: Approximation = "expand",
+        approx: Approximation | Literal["auto"] | None = None,
         grouped: Literal["each", "average"] = "each",
         step_rms: Scalar | Literal["preset"] | None = "preset",
         kl_clip: Scalar | None = None,

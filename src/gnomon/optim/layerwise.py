@@ -125,7 +125,7 @@ class LayerwiseOptimizer(Optimizer):
         structure: Structure,
         curvature: Literal["kfac", "gradient"],
         fisher: Literal["empirical", "mc"],
-        approx: Approximation | Literal["auto"],
+        approx: Approximation | Literal["auto"] | None,
         grouped: Literal["each", "average"],
         fallback: Literal["adamw", "sgd"] | None,
         fallback_lr: Scalar | None,
@@ -144,7 +144,8 @@ class LayerwiseOptimizer(Optimizer):
             chosen["step_rms"] = None
         check_choice("curvature", curvature, ("kfac", "gradient"))
         check_choice("fisher", fisher, ("empirical", "mc"))
-        check_choice("approx", approx, ("auto", "expand", "reduce"))
+        self._approx = chosen["approx"] if approx is None else approx
+        check_choice("approx", self._approx, ("auto", "expand", "reduce"))
         check_choice("grouped", grouped, ("each", "average"))
         if fisher == "mc" and curvature == "gradient":
             raise ValueError("fisher='mc' needs the hooks of curvature='kfac', got curvature='gradient'")
@@ -162,7 +163,7 @@ class LayerwiseOptimizer(Optimizer):
             raise ValueError(f"max_dim must be a positive integer, or None for no limit, got {max_dim!r}")
         self._fixed = {k: chosen.pop(k) for k in list(chosen) if k not in SCHEDULABLE}
         self._model, self._structure, self._max_dim = model, structure, max_dim
-        self._curvature, self._fisher, self._approx, self._average = curvature, fisher, approx, grouped == "average"
+        self._curvature, self._fisher, self._average = curvature, fisher, grouped == "average"
         self._fallback_lr = fallback_lr
         self._precondition_only, self._scaler = precondition_only, scaler
         self._observing = fisher == "empirical"
