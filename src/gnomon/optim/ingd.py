@@ -108,10 +108,10 @@ class INGD(LayerwiseOptimizer):
 
     presets: ClassVar[dict[str, Settings]] = {
         "robust": {
-            "lr": 3e-3,
-            "momentum": 0.9,
-            "weight_decay": 0.01,
-            "damping": 0.1,
+            "lr": 5e-3,
+            "momentum": 0.8,
+            "weight_decay": 0.1,
+            "damping": 0.15,
             "precond_lr": early_average,
             "precond_momentum": 0.5,
             "update_every": 10,

@@ -36,10 +36,10 @@ class KFAC(LayerwiseOptimizer):
 
     presets: ClassVar[dict[str, Settings]] = {
         "robust": {
-            "lr": 3e-3,
-            "momentum": 0.9,
-            "weight_decay": 0.01,
-            "damping": 0.1,
+            "lr": 5e-3,
+            "momentum": 0.8,
+            "weight_decay": 0.1,
+            "damping": 0.15,
             "decay": 0.95,
             "update_every": 10,
             "step_rms": 0.5,
