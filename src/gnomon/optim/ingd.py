@@ -16,7 +16,7 @@ from ..groups.base import add, align, times
 from . import rules
 from .factors import Curvature, KroneckerFactors, Statistics, squared
 from .layers import Approximation
-from .layerwise import LayerwiseOptimizer, Scalar, Settings, Tracked, check_choice
+from .layerwise import PRESETS, LayerwiseOptimizer, Scalar, Settings, Tracked, check_choice
 from .rounding import rounded
 from .structures import Structure
 from .summary import Row
@@ -108,40 +108,18 @@ class INGD(LayerwiseOptimizer):
 
     presets: ClassVar[dict[str, Settings]] = {
         "robust": {
-            "lr": 5e-3,
-            "momentum": 0.8,
-            "weight_decay": 0.1,
-            "damping": 0.15,
+            **PRESETS["robust"],
             "precond_lr": early_average,
             "precond_momentum": 0.5,
-            "update_every": 10,
-            "step_rms": 0.5,
-            "kl_clip": None,
             "max_factor_step": 0.5,
             "order": 2,
-            "relative": True,
-            "growing_intervals": True,
-            "subsample": True,
-            "approx": "auto",
-            "fallback": "adamw",
         },
         "paper": {
-            "lr": 1e-2,
-            "momentum": 0.9,
-            "weight_decay": 0.01,
-            "damping": 5e-3,
+            **PRESETS["paper"],
             "precond_lr": published_precond_lr,
             "precond_momentum": 0.5,
-            "update_every": 10,
-            "step_rms": None,
-            "kl_clip": None,
             "max_factor_step": math.inf,
             "order": 1,
-            "relative": False,
-            "growing_intervals": False,
-            "subsample": False,
-            "approx": "expand",
-            "fallback": "sgd",
         },
     }
 

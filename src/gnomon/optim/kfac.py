@@ -14,7 +14,7 @@ from ..groups.base import align
 from . import rules
 from .factors import Statistics
 from .layers import Approximation
-from .layerwise import LayerwiseOptimizer, Scalar, Settings, Tracked
+from .layerwise import PRESETS, LayerwiseOptimizer, Scalar, Settings, Tracked
 from .summary import Row
 
 
@@ -34,38 +34,7 @@ class KFAC(LayerwiseOptimizer):
     are dense, and diagonal for embeddings and above ``max_dim``.
     """
 
-    presets: ClassVar[dict[str, Settings]] = {
-        "robust": {
-            "lr": 5e-3,
-            "momentum": 0.8,
-            "weight_decay": 0.1,
-            "damping": 0.15,
-            "decay": 0.95,
-            "update_every": 10,
-            "step_rms": 0.5,
-            "kl_clip": None,
-            "relative": True,
-            "growing_intervals": True,
-            "subsample": True,
-            "approx": "auto",
-            "fallback": "adamw",
-        },
-        "paper": {
-            "lr": 1e-2,
-            "momentum": 0.9,
-            "weight_decay": 0.01,
-            "damping": 5e-3,
-            "decay": 0.95,
-            "update_every": 10,
-            "step_rms": None,
-            "kl_clip": None,
-            "relative": False,
-            "growing_intervals": False,
-            "subsample": False,
-            "approx": "expand",
-            "fallback": "sgd",
-        },
-    }
+    presets: ClassVar[dict[str, Settings]] = {name: {**preset, "decay": 0.95} for name, preset in PRESETS.items()}
 
     def __init__(
         self,

@@ -28,6 +28,38 @@ Scalar = float | Callable[[int], float]
 """A number, or a function of the step's number."""
 Settings = dict[str, Any]
 
+PRESETS: dict[str, Settings] = {
+    "robust": {
+        "lr": 5e-3,
+        "momentum": 0.8,
+        "weight_decay": 0.1,
+        "damping": 0.15,
+        "update_every": 10,
+        "step_rms": 0.5,
+        "kl_clip": None,
+        "relative": True,
+        "growing_intervals": True,
+        "subsample": True,
+        "approx": "auto",
+        "fallback": "adamw",
+    },
+    "paper": {
+        "lr": 1e-2,
+        "momentum": 0.9,
+        "weight_decay": 0.01,
+        "damping": 5e-3,
+        "update_every": 10,
+        "step_rms": None,
+        "kl_clip": None,
+        "relative": False,
+        "growing_intervals": False,
+        "subsample": False,
+        "approx": "expand",
+        "fallback": "sgd",
+    },
+}
+"""What arguments that are not given mean, as far as all optimizers have them."""
+
 GROWTH = 10
 """With growing intervals factors are updated at each of so many steps at first, then at every second of as many, ..."""
 
