@@ -60,7 +60,7 @@ PRESETS: dict[str, Settings] = {
 }
 """What arguments that are not given mean, as far as all optimizers have them."""
 
-GROWTH = 10
+GROWTH = 20
 """With growing intervals factors are updated at each of so many steps at first, then at every second of as many, ..."""
 
 AT_LEAST_ZERO = ("lr", "fallback_lr", "weight_decay", "damping", "precond_lr")
