@@ -16,8 +16,9 @@ from ..groups.base import add, align, times
 from . import rules
 from .factors import Curvature, KroneckerFactors, Statistics, squared
 from .layers import Approximation
-from .layerwise import PRESETS, LayerwiseOptimizer, Scalar, Settings, Tracked, check_choice
+from .layerwise import LayerwiseOptimizer, Tracked
 from .rounding import rounded
+from .settings import PRESETS, Scalar, Settings, check_choice
 from .structures import Structure
 from .summary import Row
 

@@ -14,7 +14,8 @@ from ..groups.base import align
 from . import rules
 from .factors import Statistics
 from .layers import Approximation
-from .layerwise import PRESETS, LayerwiseOptimizer, Scalar, Settings, Tracked
+from .layerwise import LayerwiseOptimizer, Tracked
+from .settings import PRESETS, Scalar, Settings
 from .summary import Row
 
 
