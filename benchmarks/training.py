@@ -59,7 +59,7 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
     "autoencoder": {"AdamW": (1e-3, 2e-3, 3e-3, 5e-3, 1e-2)},
     "cnn": {
         "SGD": (0.03, 0.1, 0.2, 0.4, 0.8),
-        "AdamW": (1e-3, 2e-3, 5e-3, 1e-2, 2e-2),
+        "AdamW": (1e-3, 2e-3, 3e-3, 5e-3, 1e-2),
         "SOAP": (1e-3, 3e-3, 5e-3, 1e-2, 2e-2),
     },
     "gpt": {"AdamW": (5e-4, 1e-3, 2e-3, 3e-3, 5e-3), "SOAP": (3e-3, 5e-3, 1e-2, 2e-2, 3e-2)},
