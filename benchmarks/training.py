@@ -1,6 +1,6 @@
 """INGD beside SGD, AdamW and SOAP on three small tasks: an autoencoder, a CNN on CIFAR-100, a GPT.
 
-    python benchmarks/training.py [autoencoder | cnn | gpt | all] [--only OPTIMIZER] [--time] [--write] [--redo]
+    python benchmarks/training.py [autoencoder | cnn | gpt | all | none] [--only OPTIMIZER] [--time] [--write] [--redo]
 
 Every optimizer has the same schedule (a cosine to zero) and its best of several learning rates: five for the
 neighbours, three for INGD (its default, half and twice of it), which else stays at its defaults. INGD at five
@@ -109,7 +109,7 @@ def measure(name: str, only: str | None, redo: bool) -> None:
 def in_turns(name: str) -> None:
     """Seconds of each optimizer at its best rate, a step of each in turn."""
     task = TASKS[name]()
-    best = {o: best_of(name, o)[0] for o in ("INGD", *RATES[name])}
+    best = {o: best_of(name, o)[0] for o in compared(name)}
     loops = {o: Loop(task, OPTIMIZERS[o], lr) for o, lr in best.items()}
     for _ in range(TURNS.get(name, task.steps)):
         for loop in loops.values():
@@ -139,28 +139,38 @@ class Loop:
         self.seconds += time.process_time() - start
 
 
-def best_of(task: str, optimizer: str) -> tuple[float, dict[str, Any]]:
-    """The rate and the run with the lowest measure; INGD's among its three."""
+def done(task: str, optimizer: str) -> dict[float, dict[str, Any]]:
+    """The runs of an optimizer that are in the store, by learning rate; INGD's among its three."""
     rates = OWN_RATES if optimizer == "INGD" else RATES[task][optimizer]
-    done = {lr: stored()[f"{task}/{optimizer}/{lr:.3g}"] for lr in rates}
-    lr = min(done, key=lambda lr: done[lr]["final"] if math.isfinite(done[lr]["final"]) else math.inf)
-    return lr, done[lr]
+    store = stored()
+    return {lr: store[key] for lr in sorted(rates) if (key := f"{task}/{optimizer}/{lr:.3g}") in store}
+
+
+def best_of(task: str, optimizer: str) -> tuple[float, dict[str, Any]]:
+    """The rate and the run with the lowest measure."""
+    runs = done(task, optimizer)
+    lr = min(runs, key=lambda lr: runs[lr]["final"] if math.isfinite(runs[lr]["final"]) else math.inf)
+    return lr, runs[lr]
+
+
+def compared(task: str) -> list[str]:
+    return [optimizer for optimizer in (*RATES[task], "INGD") if done(task, optimizer)]
 
 
 def tables() -> str:
     parts = []
     for name, kind in TASKS.items():
         rows = []
-        for optimizer in (*RATES[name], "INGD"):
-            rates = OWN_RATES if optimizer == "INGD" else RATES[name][optimizer]
-            ends = [f"{stored()[f'{name}/{optimizer}/{lr:.3g}']['final']:.4g} ({lr:.2g})" for lr in rates]
+        for optimizer in compared(name):
+            ends = [f"{run['final']:.4g} ({lr:.2g})" for lr, run in done(name, optimizer).items()]
             lr, best = best_of(name, optimizer)
             seconds = stored().get(f"{name}/seconds in turns", {}).get(optimizer)
             spent = "" if seconds is None else f"{seconds:.0f}"
             rows.append([optimizer, f"**{best['final']:.4g}** at {lr:.2g}", spent, ", ".join(ends)])
-        five = stored()[f"{name}/INGD/{5 * DEFAULT:.3g}"]["final"]
         header = ["", f"best {kind.measure}", "CPU seconds", "all (learning rate)"]  # type: ignore[attr-defined]
-        parts.append(f"### {name}\n\n{report.table(header, rows)}\n\nINGD at five times its default rate: {five:.4g}.")
+        five = stored().get(f"{name}/INGD/{5 * DEFAULT:.3g}")
+        note = "" if five is None else f"\n\nINGD at five times its default rate: {five['final']:.4g}."
+        parts.append(f"### {name}\n\n{report.table(header, rows)}{note}")
     return "\n\n".join(parts)
 
 
@@ -168,7 +178,7 @@ def figure() -> None:
     """The curves of the best runs."""
     canvas = Figure(figsize=(13, 3.8), layout="constrained")
     for axes, (name, kind) in zip(canvas.subplots(1, 3), TASKS.items(), strict=True):
-        for optimizer in (*RATES[name], "INGD"):
+        for optimizer in compared(name):
             lr, best = best_of(name, optimizer)
             steps = sorted(map(int, best["measured"]))
             style = {"color": "C3", "linewidth": 2.2} if optimizer == "INGD" else {}
@@ -185,13 +195,13 @@ def figure() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("task", nargs="?", default="all", choices=[*TASKS, "all"])
+    parser.add_argument("task", nargs="?", default="all", choices=[*TASKS, "all", "none"])
     parser.add_argument("--time", action="store_true", help="train the optimizers in turns and compare their times")
     parser.add_argument("--write", action="store_true", help="write the tables and the figure")
     parser.add_argument("--only", choices=OPTIMIZERS, help="the runs of one optimizer")
     parser.add_argument("--redo", action="store_true", help="do runs again that are in the store")
     arguments = parser.parse_args()
-    for name in TASKS if arguments.task == "all" else [arguments.task]:
+    for name in {"all": list(TASKS), "none": []}.get(arguments.task, [arguments.task]):
         if arguments.time:
             in_turns(name)
         else:
