@@ -148,9 +148,9 @@ def done(task: str, optimizer: str) -> dict[float, dict[str, Any]]:
 
 def best_of(task: str, optimizer: str) -> tuple[float, dict[str, Any]]:
     """The rate and the run with the lowest measure."""
-    runs = done(task, optimizer)
-    lr = min(runs, key=lambda lr: runs[lr]["final"] if math.isfinite(runs[lr]["final"]) else math.inf)
-    return lr, runs[lr]
+    ends = done(task, optimizer)
+    lr = min(ends, key=lambda lr: ends[lr]["final"] if math.isfinite(ends[lr]["final"]) else math.inf)
+    return lr, ends[lr]
 
 
 def compared(task: str) -> list[str]:
@@ -170,6 +170,8 @@ def tables() -> str:
         header = ["", f"best {kind.measure}", "CPU seconds", "all (learning rate)"]  # type: ignore[attr-defined]
         five = stored().get(f"{name}/INGD/{5 * DEFAULT:.3g}")
         note = "" if five is None else f"\n\nINGD at five times its default rate: {five['final']:.4g}."
+        missing = [f"{o} {lr:.2g}" for o, lr in runs(name) if f"{name}/{o}/{lr:.3g}" not in stored()]
+        note += f"\n\nNot run yet: {', '.join(missing)}." if missing else ""
         parts.append(f"### {name}\n\n{report.table(header, rows)}{note}")
     return "\n\n".join(parts)
 
@@ -207,7 +209,8 @@ def main() -> None:
         else:
             measure(name, arguments.only, arguments.redo)
     if arguments.write:
-        text = f"## Training: three tasks, one set of defaults\n\n{report.machine('pytorch_optimizer')}\n\n{tables()}"
+        made = f"`python benchmarks/training.py all --write`, on {report.machine('pytorch_optimizer')}."
+        text = f"## Training: three tasks, one set of defaults\n\n{made} One seed.\n\n{tables()}"
         report.write("training", text, stored())
         figure()
 

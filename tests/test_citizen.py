@@ -41,6 +41,14 @@ def train(model, optimizer, data, loss=objective):
     return losses
 
 
+def train_scaled(model, optimizer, data, scaler):
+    for x in data:
+        optimizer.zero_grad()
+        scaler.scale(objective(model, x)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+
 def equal(model, twin):
     return all(torch.equal(p, q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
 
@@ -453,11 +461,7 @@ def test_a_scaler_whose_scale_stays_changes_nothing():
     one, other = INGD(plain), INGD(scaled)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     train(plain, one, data)
-    for x in data:
-        other.zero_grad()
-        scaler.scale(objective(scaled, x)).backward()
-        scaler.step(other)
-        scaler.update()
+    train_scaled(scaled, other, data, scaler)
     close(plain, scaled)
 
 
@@ -755,11 +759,7 @@ def test_a_scaler_that_is_known_changes_nothing(settings):
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
     train(plain, INGD(plain, update_every=2, **settings), data)
     other = INGD(scaled, update_every=2, scaler=scaler, **settings)
-    for x in data:
-        other.zero_grad()
-        scaler.scale(objective(scaled, x)).backward()
-        scaler.step(other)
-        scaler.update()
+    train_scaled(scaled, other, data, scaler)
     close(plain, scaled)
 
 

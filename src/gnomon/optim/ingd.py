@@ -52,9 +52,9 @@ class INGD(LayerwiseOptimizer):
         W <- (1 - lr weight_decay) W - lr step_rms D / rms(D)
 
     Beside that the defaults differ from the figure in what keeps it stable: curvature and damping are relative to the
-    running mean of the layer's curvature, so that the identity is a matched start and the scale of inputs and loss
-    does not matter; a factor's step is bounded in norm; the exponential is kept to second order; factors are
-    updated at each step at first, then at intervals that grow up to ``update_every``. ``preset="paper"`` is the figure
+    mean of the layer's curvature, so that the identity is a matched start and the scale of inputs and loss does not
+    matter; an update of a factor is bounded in norm; the exponential is kept to second order; factors are updated at
+    each step at first, then at intervals that grow up to ``update_every``. ``preset="paper"`` is the figure
     as it stands: absolute curvature, ``K <- K (I - m_K)``, the published schedule of b1, momentum after
     preconditioning, ``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, and SGD for other parameters.
 
@@ -81,10 +81,11 @@ class INGD(LayerwiseOptimizer):
         grouped: factors for each group of a convolution (``"each"``), or the paper's ``"average"`` over them.
         step_rms: root mean square of a layer's step at ``lr = 1``; None for steps as long as they are.
         kl_clip: the alternative to ``step_rms``: a bound on ``lr^2 <G, D>``, over all layers.
-        max_factor_step: bound on what an update of a factor takes of the curvature, in the spectral norm;
-            ``math.inf`` for none.
+        max_factor_step: bound on the spectral norm of what an update adds to ``m_K`` and ``m_C``; ``math.inf`` for
+            none.
         order: of the exponential, 1 or 2.
-        relative: whether curvature and damping are relative to the running mean of the curvature.
+        relative: whether curvature and damping are relative to the curvature's mean, that of the batch with
+            ``curvature="kfac"`` and a running one with ``"gradient"``.
         growing_intervals: whether updates are more frequent at first.
         subsample: whether statistics may come from one sample in two to four, where there are many more rows than
             the factors are large.
@@ -366,10 +367,9 @@ def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int
     update = counter.get_total_flops() // 2
     with FlopCounterMode(display=False) as counter:
         matrix = torch.ones(blocks, factors.right.k, factors.left.k, device="meta")
-        for group, rows in ((factors.left, matrix), (factors.right, matrix.mT)):
+        for group, factor, rows in ((factors.left, k, matrix), (factors.right, c, matrix.mT)):
             if isinstance(group, Dense):
-                rows @ k[0] if group is factors.left else rows @ c[0]
+                rows @ factor[0]  # by the product of the factor with itself, which is kept
             else:
-                a = k if group is factors.left else c
-                squared(group, a, rows)
+                squared(group, factor, rows)
     return update + entries, counter.get_total_flops() // 2 + entries

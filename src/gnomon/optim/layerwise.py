@@ -617,10 +617,11 @@ class LayerwiseOptimizer(Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 if id(p) not in shown:
-                    copies = 2 if self._fallback == "adamw" else 1
+                    wide = torch.promote_types(p.dtype, torch.float32)  # AdamW's two moments; SGD's is in p's type
+                    width = 2 * wide.itemsize if self._fallback == "adamw" else p.element_size()
                     treated = "left alone" if self._precondition_only else self._fallback
-                    bytes_ = 0 if self._precondition_only else copies * p.numel() * p.element_size()
-                    yield Row(names[id(p)], tuple(p.shape), treated, bytes=bytes_, step=p.numel())
+                    kept = 0 if self._precondition_only else p.numel() * width
+                    yield Row(names[id(p)], tuple(p.shape), treated, bytes=kept, step=p.numel())
                     shown.add(id(p))
         for name, p in self._model.named_parameters():
             if id(p) not in shown:
