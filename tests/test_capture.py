@@ -14,8 +14,11 @@ class Owner:
     """What an optimizer is to its hooks."""
 
     def __init__(self, model):
-        self.seen = []
-        self.capture = Capture(model, [model[0], model[2]], self.receive)
+        self.seen, self.active = [], True
+        self.capture = Capture(model, [model[0], model[2]], self.wants, self.receive)
+
+    def wants(self, module, x):
+        return self.active
 
     def receive(self, module, x, g, number):
         self.seen.append((module, x, g, number))
@@ -44,10 +47,10 @@ def test_nothing_is_captured_without_need():
     model, owner, seen = setting()
     with torch.no_grad():
         model(torch.randn(5, 3))
-    owner.capture.active = False
+    owner.active = False
     model(torch.randn(5, 3)).sum().backward()
     assert seen == []
-    owner.capture.active = True
+    owner.active = True
     owner.capture.close()
     model(torch.randn(5, 3)).sum().backward()
     assert seen == []

@@ -659,7 +659,7 @@ def test_a_shared_bias_moves_once():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 5), nn.Tanh(), nn.Linear(5, 5))
     model[2].bias = model[0].bias
-    optimizer = INGD(model, momentum=0.9)
+    optimizer = INGD(model, momentum=0.9, structure="identity")
     model(batches(1)[0]).square().mean().backward()
     optimizer.step()
     torch.testing.assert_close(optimizer.state[model[0].bias]["momentum_buffer"], 0.1 * model[0].bias.grad)

@@ -1,10 +1,12 @@
 """The Kronecker factors: the update of Fig. matDL_opt against its formula, structures, fixed point."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from gnomon import groups
-from gnomon.optim.factors import Curvature, KroneckerFactors, squared
+from gnomon.optim.factors import Curvature, KroneckerFactors, Sight, squared
 from gnomon.testing import random_element
 
 F64 = torch.float64
@@ -22,7 +24,7 @@ def setting(left, right, blocks=2, n=40):
 def test_dense_pressure_is_the_figure():
     """b1/(2d) ( tr(H_C) H_K + c^2 K^T K - d I ) at b1 = 1, and its twin, with non-symmetric factors."""
     factors, k, c, x, g = setting(groups.Dense(4), groups.Dense(3))
-    in_k, in_c = factors.pressure(k, c, factors.curvature(factors.statistics(k, c, x, g, terms=40)), damping=0.1)
+    in_k, in_c = factors.pressure(k, c, factors.curvature(k, c, factors.statistics(k, c, x, g, terms=40)), damping=0.1)
     K, C = k[0], c[0]
     mu_aa, mu_gg = x.mT @ x / 40, 40 * g.mT @ g
     H_K, H_C = K.mT @ mu_aa @ K, C.mT @ mu_gg @ C
@@ -46,10 +48,10 @@ def test_dense_pressure_is_the_figure():
 )
 def test_structured_pressure_is_the_projection_of_the_dense_one(left, right):
     factors, k, c, x, g = setting(left, right)
-    in_k, _ = factors.pressure(k, c, factors.curvature(factors.statistics(k, c, x, g, terms=40)), damping=0.1)
+    in_k, _ = factors.pressure(k, c, factors.curvature(k, c, factors.statistics(k, c, x, g, terms=40)), damping=0.1)
     dense = KroneckerFactors(groups.Dense(left.k), groups.Dense(right.k))
     K, C = (left.to_dense(k),), (right.to_dense(c),)
-    full, _ = dense.pressure(K, C, dense.curvature(dense.statistics(K, C, x, g, terms=40)), damping=0.1)
+    full, _ = dense.pressure(K, C, dense.curvature(K, C, dense.statistics(K, C, x, g, terms=40)), damping=0.1)
     restricted = left.restrict(torch.eye(left.k, dtype=F64).expand_as(full[0]), full[0])
     wanted = tuple(4 * block for block in left.scale(left.scale(restricted)))
     for actual, expected in zip(in_k, wanted, strict=True):
@@ -60,10 +62,12 @@ def test_parts_add_up_to_the_whole():
     factors, k, c, x, g = setting(groups.Arrow(5), groups.Dense(3))
     whole = factors.statistics(k, c, x, g, terms=40)
     parts = [factors.statistics(k, c, x[:, rows], g[:, rows], terms=20) for rows in (slice(0, 20), slice(20, 40))]
-    seen = [factors.curvature(s) for s in (whole, parts[0] + parts[1])]
-    for a, b in ((seen[0].in_k, seen[1].in_k), (seen[0].in_c, seen[1].in_c), ((seen[0].mean,), (seen[1].mean,))):
+    seen = [factors.curvature(k, c, s) for s in (whole, factors.total(k, c, *parts))]
+    pressures = [factors.pressure(k, c, curvature, damping=0.1) for curvature in seen]
+    for a, b in zip(*pressures, strict=True):
         for actual, expected in zip(a, b, strict=True):
             torch.testing.assert_close(actual, expected)
+    torch.testing.assert_close(seen[0].mean, seen[1].mean)
 
 
 def short_move(group, a, pressure):
@@ -78,9 +82,11 @@ def test_the_fixed_point():
     factors, _, _, x, g = setting(left, right, blocks=1)
     k, c = left.identity((1,), dtype=F64), right.identity((1,), dtype=F64)
     for _ in range(600):
-        in_k, in_c = factors.pressure(k, c, factors.curvature(factors.statistics(k, c, x, g, terms=40)), damping=1e-3)
+        in_k, in_c = factors.pressure(
+            k, c, factors.curvature(k, c, factors.statistics(k, c, x, g, terms=40)), damping=1e-3
+        )
         k, c = short_move(left, k, in_k), short_move(right, c, in_c)
-    in_k, in_c = factors.pressure(k, c, factors.curvature(factors.statistics(k, c, x, g, terms=40)), damping=1e-3)
+    in_k, in_c = factors.pressure(k, c, factors.curvature(k, c, factors.statistics(k, c, x, g, terms=40)), damping=1e-3)
     assert in_k[0].abs().max() < 1e-8
     assert in_c[0].abs().max() < 1e-8
 
@@ -103,7 +109,8 @@ def test_the_fixed_point_of_gradient_curvature():
 
     def mean_pressure():
         seen = factors.gradient_curvature(k, c, gradients)
-        mean = Curvature((seen.in_k[0].mean(0),), (seen.in_c[0].mean(0),), seen.mean.mean())
+        sides = [replace(side, seen=(side.seen[0].mean(0),)) for side in (seen.in_k, seen.in_c)]
+        mean = Curvature(*sides, seen.mean.mean())
         return factors.pressure(k, c, mean, damping=0.0)
 
     for _ in range(800):
@@ -119,11 +126,11 @@ def test_indices_are_unit_vectors():
     factors, k, c, _, g = setting(left, right, blocks=1)
     indices = torch.randint(6, (1, 40))  # 5 stands for the zero vector
     rows = torch.nn.functional.one_hot(indices, 6)[..., :5].to(F64)
-    ours = factors.curvature(factors.statistics(k, c, indices, g, terms=40))
-    theirs = factors.curvature(factors.statistics(k, c, rows, g, terms=40))
-    torch.testing.assert_close(ours.in_k[0], theirs.in_k[0])
-    torch.testing.assert_close(ours.in_c[0], theirs.in_c[0])
+    ours = factors.curvature(k, c, factors.statistics(k, c, indices, g, terms=40))
+    theirs = factors.curvature(k, c, factors.statistics(k, c, rows, g, terms=40))
     torch.testing.assert_close(ours.mean, theirs.mean)
+    for one, other in zip(factors.pressure(k, c, ours, 0.1), factors.pressure(k, c, theirs, 0.1), strict=True):
+        torch.testing.assert_close(one[0], other[0])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +141,9 @@ def test_a_limit_on_the_norm(group):
     factors = KroneckerFactors(group, group)
     a = group.identity((1,), dtype=F64)
     rows = torch.randn(1, 2, 6, dtype=F64)
-    seen = Curvature(group.restrict(1e3 * rows, 1e3 * rows), group.restrict(rows, rows), torch.ones(1, dtype=F64))
+    one = torch.ones(1, dtype=F64)
+    sights = [Sight(group.restrict(r, r), None, one, one) for r in (1e3 * rows, rows)]
+    seen = Curvature(*sights, one)
     limited, short = factors.pressure(a, a, seen, damping=0.0, limit=50.0)
     whole, same = factors.pressure(a, a, seen, damping=0.0)
     assert torch.linalg.matrix_norm(group.to_dense(limited), 2).item() == pytest.approx(50.0, rel=0.1)

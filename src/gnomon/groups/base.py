@@ -68,7 +68,7 @@ def align(values: Tensor, block: Tensor) -> Tensor:
 
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)  # kept, and so fit for every later use
-def _probe(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def probe(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A vector in no special direction, the same every time."""
     return torch.randn(k, generator=torch.Generator().manual_seed(k)).to(device, dtype)
 
@@ -285,6 +285,37 @@ class Group(ABC):
         """``[N, M] = N M - M N`` of two algebra elements."""
         return accumulate(self.mul(n, m), self.mul(m, n), -1)
 
+    keeps_covariance: bool = False
+    """Whether :meth:`half_seen` is there, so that many rows may be replaced by their k x k sum of squares."""
+
+    def half_seen(self, a: Element, s: Tensor) -> Element:
+        """The entries of ``S A`` inside the structure, whose pullback by A is ``<E_j, A^T S A>``."""
+        raise NotImplementedError(f"{self} sees rows, not matrices")
+
+    def trace(self, covector: Element) -> Tensor:
+        """``tr(M)`` from ``<E_j, M>``, of the batch shape."""
+        return (self.flatten(self.identity_like(covector)) * self.flatten(covector)).sum(-1)
+
+    def subtract_identity(self, covector: Element) -> Element:
+        """``<E_j, M - I>`` in the memory of ``<E_j, M>``, which must be a fresh result."""
+        return accumulate(covector, self.dual(self.identity_like(covector)), -1)
+
+    def steepest(self, covector: Element) -> Element:
+        """``2 D . D . <E_j, M>``: the algebra element along which ``<N, M>`` grows fastest; M/2 where it is dense."""
+        return times(2, self.scale(self.scale(covector)))
+
+    def compress(self, n: Element) -> Tensor:
+        """An algebra element ``D . eta`` as one tensor that holds every number once."""
+        return self.pack(n)
+
+    def expand(self, compressed: Tensor) -> Element:
+        """The reverse of :meth:`compress`."""
+        return self.unpack(compressed)
+
+    @property
+    def compressed_shape(self) -> tuple[int, ...]:
+        return self.storage_shape
+
     def squared_norm(self, a: Element) -> Tensor:
         """``||A||_F^2``, of the batch shape."""
         return (self.flatten(a) * self.flatten(self.dual(a))).sum(-1)
@@ -302,17 +333,22 @@ class Group(ABC):
 
     def norm_estimate(self, n: Element) -> Tensor:
         """The spectral norm, from below, by four steps of the power method on ``N^T N``; of the batch shape."""
+
+        def length(rows: Tensor) -> Tensor:  # in float64, where no square of a float32 overflows or vanishes
+            return torch.linalg.vector_norm(rows, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+
+        def unit(rows: Tensor, length: Tensor) -> Tensor:
+            return rows / length.clamp(min=torch.finfo(rows.dtype).tiny).to(rows.dtype)
+
         batch = self.batch_shape(n)
-        peaks = [block.abs().flatten(len(batch)).amax(-1) for block in n if block.numel()]
-        peak = torch.stack(peaks).amax(0)
-        n = tuple(
-            block / align(torch.where(peak > 0, peak, 1), block) for block in n
-        )  # its fourth power must not overflow
-        rows = _probe(self.k, n[0].dtype, n[0].device).expand(*batch, 1, self.k)
+        rows = probe(self.k, n[0].dtype, n[0].device).expand(*batch, 1, self.k)
+        there = back = length(rows)
         for _ in range(4):
-            rows = rows / torch.linalg.vector_norm(rows, dim=-1, keepdim=True).clamp(min=torch.finfo(rows.dtype).tiny)
-            rows = self.apply(n, self.apply(n, rows), transpose=True)
-        return peak * torch.linalg.vector_norm(rows, dim=(-2, -1)).sqrt()
+            image = self.apply(n, unit(rows, back))
+            there = length(image)
+            rows = self.apply(n, unit(image, there), transpose=True)
+            back = length(rows)
+        return (there * back).sqrt().reshape(batch).to(n[0].dtype)
 
     def reach(self, eta: Element) -> Tensor:
         """A bound on ``||2 D.eta||_2``: a step changes no direction of tau by more than e to this power."""

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .base import Element, Group, positive_size, widen
+from .symmetric import pack, packed_size, unpack
 
 
 def solve_rows(matrix: Tensor, rows: Tensor, transpose: bool) -> Tensor:
@@ -25,6 +26,7 @@ class Dense(Group):
     """
 
     trivial_transport = True
+    keeps_covariance = True
 
     def __init__(self, k: int) -> None:
         self.k = k = positive_size("k", k)
@@ -49,10 +51,28 @@ class Dense(Group):
     def restrict(self, x: Tensor, y: Tensor) -> Element:
         return (x.mT @ y,)
 
-    def gram(self, a: Element, x: Tensor) -> Element:
-        if x.shape[-2] <= 2 * self.k:
-            return super().gram(a, x)
-        return (a[0].mT @ (x.mT @ x) @ a[0],)  # many rows: n k^2 + 2 k^3 instead of 2 n k^2
+    def half_seen(self, a: Element, s: Tensor) -> Element:
+        return (s @ a[0],)
+
+    def trace(self, covector: Element) -> Tensor:
+        return covector[0].diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    def subtract_identity(self, covector: Element) -> Element:
+        covector[0].diagonal(dim1=-2, dim2=-1).sub_(1)
+        return covector
+
+    def steepest(self, covector: Element) -> Element:
+        return (torch.add(covector[0], covector[0].mT).mul_(0.25),)
+
+    @property
+    def compressed_shape(self) -> tuple[int, ...]:
+        return (packed_size(self.k),)
+
+    def compress(self, n: Element) -> Tensor:
+        return pack(n[0])
+
+    def expand(self, compressed: Tensor) -> Element:
+        return (unpack(compressed, self.k),)
 
     def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
         return (grad[0] @ a[0].mT,) if left else (a[0].mT @ grad[0],)

@@ -51,6 +51,8 @@ class Triangular(Group):
     :meth:`gnomon.frames.Chart.carry`.
     """
 
+    keeps_covariance = True
+
     def __init__(self, k: int, upper: bool = False) -> None:
         self.k = k = positive_size("k", k)
         self.upper = upper
@@ -95,6 +97,9 @@ class Triangular(Group):
 
     def restrict(self, x: Tensor, y: Tensor) -> Element:
         return self._pack(x.mT @ y)
+
+    def half_seen(self, a: Element, s: Tensor) -> Element:
+        return self._pack(s @ self._unpack(a))
 
     def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
         matrix, g = self._unpack(a), self._unpack(grad)

@@ -9,20 +9,21 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+Filter = Callable[[nn.Module, Tensor], bool]
+"""A method that says whether a backward pass through a module with this input is of use."""
 Receiver = Callable[[nn.Module, Tensor, Tensor, int], None]
 """A method, called with the module, its input, the gradient of its output, and the number of the forward pass."""
 
 
 class Capture:
-    """Watches modules: while ``active``, each backward pass through one reaches ``receive``.
+    """Watches modules: each backward pass through one reaches ``receive``, if ``wants`` asked for it.
 
     The hooks hold this object weakly: they go with it, and a copy of the model has none.
     """
 
-    def __init__(self, model: nn.Module, modules: list[nn.Module], receive: Receiver) -> None:
-        self.active = True
+    def __init__(self, model: nn.Module, modules: list[nn.Module], wants: Filter, receive: Receiver) -> None:
         self.passes = 0
-        self._receive = weakref.WeakMethod(receive)  # its owner owns this object
+        self._wants, self._receive = weakref.WeakMethod(wants), weakref.WeakMethod(receive)  # their owner owns this
         self._backward = False
         self._handles: list[Any] = [module.register_forward_hook(_Hook(self), with_kwargs=True) for module in modules]
         self._handles.append(model.register_forward_pre_hook(_PassCounter(self)))
@@ -43,7 +44,10 @@ class Capture:
             self._backward
         ):  # the model's parts are called without the model itself: after a backward pass this is a new one
             self.begin()
-        if not (self.active and torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad):
+        if not (torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad):
+            return
+        wants = self._wants()
+        if wants is None or not wants(module, x):
             return
         x, number, me = x.detach(), self.passes, weakref.ref(self)
 

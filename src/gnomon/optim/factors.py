@@ -3,34 +3,150 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from ..groups import Diagonal, Element, Group
-from ..groups.base import accumulate, add, align, times
+from ..groups.base import add, align
+from . import forms
 
 
-@dataclass
-class Moment:
-    """A sum of squares ``x x^T`` over rows, as seen from a factor A."""
+@dataclass(frozen=True)
+class Sight:
+    """A symmetric S as a factor A sees it: ``<E, A^T S A> = weight (seen + <E, A^T half>)``, one of them None."""
 
-    seen: Element
-    """``<E, A^T x x^T A>``"""
+    seen: Element | None
+    half: Element | None
     trace: Tensor
-    """``tr(A^T x x^T A)``"""
-    energy: Tensor
-    """``x^T x``"""
+    """``tr(A^T S A)`` without the weight, of the batch shape."""
+    weight: Tensor
 
-    def times(self, factor: float) -> Moment:
-        return Moment(times(factor, self.seen), factor * self.trace, factor * self.energy)
-
-    def __add__(self, other: Moment) -> Moment:
-        return Moment(add(self.seen, other.seen), self.trace + other.trace, self.energy + other.energy)
+    def times(self, factor: Tensor) -> Sight:
+        return replace(self, weight=self.weight * factor)
 
 
-@dataclass
+class Moment(ABC):
+    """A sum of squares ``x x^T`` over rows, in the form that is cheapest to keep."""
+
+    @abstractmethod
+    def sight(self, group: Group, a: Element) -> Sight:
+        """As the factor A sees it, with weight 1."""
+
+    @property
+    @abstractmethod
+    def energy(self) -> Tensor:
+        """``x^T x``, summed, for each block."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> tuple[Tensor, ...]:
+        """What it is made of, each with the blocks along the first dimension."""
+
+    @abstractmethod
+    def of(self, tensors: Sequence[Tensor]) -> Moment:
+        """Another of the same form."""
+
+
+@dataclass(frozen=True)
+class Rows(Moment):
+    """Few rows, as they are: ``(blocks, n, k)``."""
+
+    x: Tensor
+
+    def sight(self, group: Group, a: Element) -> Sight:
+        seen = group.gram(a, self.x)
+        return Sight(seen, None, group.trace(seen), self.x.new_ones(()))
+
+    @property
+    def energy(self) -> Tensor:
+        return _squared_length(self.x)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.x,)
+
+    def of(self, tensors: Sequence[Tensor]) -> Rows:
+        return Rows(*tensors)
+
+
+@dataclass(frozen=True)
+class Covariance(Moment):
+    """Many rows, as ``x^T x``: ``(blocks, k, k)``."""
+
+    s: Tensor
+
+    def sight(self, group: Group, a: Element) -> Sight:
+        half = group.half_seen(a, self.s)
+        return Sight(None, half, (group.flatten(a) * group.flatten(half)).sum(-1), self.s.new_ones(()))
+
+    @property
+    def energy(self) -> Tensor:
+        return self.s.diagonal(dim1=-2, dim2=-1).sum(-1)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (self.s,)
+
+    def of(self, tensors: Sequence[Tensor]) -> Covariance:
+        return Covariance(*tensors)
+
+
+@dataclass(frozen=True)
+class Seen(Moment):
+    """``<E, A^T x^T x A>`` as the factor saw it when the rows came; it has not moved since."""
+
+    element: Element
+    total: Tensor
+
+    def sight(self, group: Group, a: Element) -> Sight:
+        return Sight(self.element, None, group.trace(self.element), self.total.new_ones(()))
+
+    @property
+    def energy(self) -> Tensor:
+        return self.total
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        return (*self.element, self.total)
+
+    def of(self, tensors: Sequence[Tensor]) -> Seen:
+        return Seen(tuple(tensors[:-1]), tensors[-1])
+
+
+def moment(group: Group, a: Element | None, rows: Tensor) -> Moment:
+    """From rows of shape ``(blocks, n, k)``, or from indices of unit vectors, ``(blocks, n)``; no factor is I."""
+    if rows.is_floating_point() and group.keeps_covariance and forms.keep_rows(rows.shape[-2], group.k):
+        return Rows(rows)
+    return settled(group, a, rows)
+
+
+def settled(group: Group, a: Element | None, rows: Tensor) -> Moment:
+    """In a form that adds up over batches and ranks."""
+    if not rows.is_floating_point():
+        return _index_moment(group, a, rows)
+    if group.keeps_covariance:
+        return Covariance(rows.mT @ rows)
+    return Seen(group.restrict(rows, rows) if a is None else group.gram(a, rows), _squared_length(rows))
+
+
+def _index_moment(group: Group, a: Element | None, indices: Tensor) -> Moment:
+    """Of unit vectors; an index equal to the size stands for zero, and the group is diagonal."""
+    assert isinstance(group, Diagonal)
+    dtype = torch.get_default_dtype() if a is None else a[0].dtype
+    counts = torch.zeros(indices.shape[0], group.k + 1, dtype=dtype, device=indices.device)
+    counts = counts.scatter_add_(1, indices, torch.ones_like(indices, dtype=dtype))[:, :-1]
+    return Seen((counts if a is None else a[0].square() * counts,), counts.sum(-1))
+
+
+def _squared_length(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows, dim=(-2, -1)).square()
+
+
+@dataclass(frozen=True)
 class Statistics:
     """Sums over the rows of one or several batches, as long as the factors stay what they are."""
 
@@ -41,37 +157,37 @@ class Statistics:
     terms: int
     """Terms of the loss so far: its gradients are those of a mean over them, and their squares count as many times."""
 
-    def normalized(self) -> Statistics:
-        """Means instead of sums: of one row and one term."""
-        return Statistics(self.inputs.times(1 / max(self.rows, 1)), self.outputs.times(self.terms), 1, 1)
-
-    def tensors(self) -> list[Tensor]:
-        """The sums."""
-        return [t for m in (self.inputs, self.outputs) for t in (*m.seen, m.trace, m.energy)]
-
-    def __add__(self, other: Statistics) -> Statistics:
-        return Statistics(
-            self.inputs + other.inputs, self.outputs + other.outputs, self.rows + other.rows, self.terms + other.terms
-        )
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """Statistics of one kind can be joined."""
+        shapes = tuple(t.shape for m in (self.inputs, self.outputs) for t in m.tensors)
+        return type(self.inputs), type(self.outputs), shapes, self.rows, self.terms
 
 
-@dataclass
+def joined(parts: Sequence[Statistics]) -> Statistics:
+    """Those of several layers of one kind, block after block."""
+    if len(parts) == 1:
+        return parts[0]
+    inputs, outputs = (
+        moments[0].of([torch.cat(tensors) for tensors in zip(*(m.tensors for m in moments), strict=True)])
+        for moments in ([s.inputs for s in parts], [s.outputs for s in parts])
+    )
+    return replace(parts[0], inputs=inputs, outputs=outputs)
+
+
+@dataclass(frozen=True)
 class Curvature:
     """What the two factors see of a layer's curvature, and its mean over all directions of the layer itself."""
 
-    in_k: Element
-    in_c: Element
+    in_k: Sight
+    in_c: Sight
     mean: Tensor
 
     def relative_to(self, level: Tensor) -> Curvature:
         """The curvature in units of ``level``, or of its own mean where that is zero."""
         unit = torch.where(level > 0, level, self.mean)
         unit = torch.where(unit > 0, unit, 1)
-
-        def divided(element: Element) -> Element:
-            return tuple(block / align(unit, block) for block in element)
-
-        return Curvature(divided(self.in_k), divided(self.in_c), self.mean / unit)
+        return Curvature(self.in_k.times(1 / unit), self.in_c.times(1 / unit), self.mean / unit)
 
 
 @dataclass(frozen=True)
@@ -87,12 +203,32 @@ class KroneckerFactors:
         """From rows ``x`` of shape ``(blocks, n, p)``, or indices ``(blocks, n)``, and ``g``, ``(blocks, n, d)``."""
         return Statistics(moment(self.left, k, x), moment(self.right, c, g), x.shape[1], terms)
 
-    def curvature(self, s: Statistics) -> Curvature:
+    def total(self, k: Element | None, c: Element | None, one: Statistics, other: Statistics) -> Statistics:
+        """Of two batches."""
+        return Statistics(
+            _sum(self.left, k, one.inputs, other.inputs),
+            _sum(self.right, c, one.outputs, other.outputs),
+            one.rows + other.rows,
+            one.terms + other.terms,
+        )
+
+    def normalized(self, k: Element | None, c: Element | None, s: Statistics) -> Statistics:
+        """Means instead of sums, of one row and one term, in forms whose means over ranks can be taken."""
+        inputs, outputs = _additive(self.left, k, s.inputs), _additive(self.right, c, s.outputs)
+        return Statistics(
+            inputs.of([t / max(s.rows, 1) for t in inputs.tensors]),
+            outputs.of([t * s.terms for t in outputs.tensors]),
+            1,
+            1,
+        )
+
+    def curvature(self, k: Element, c: Element, s: Statistics) -> Curvature:
         """``tr(H_C)/d H_K`` and ``tr(H_K)/p H_C``: what each factor sees of ``mu_AA x mu_GG``."""
         d, p, weight = self.right.k, self.left.k, s.terms / max(s.rows, 1)
+        in_k, in_c = s.inputs.sight(self.left, k), s.outputs.sight(self.right, c)
         return Curvature(
-            tuple(align(s.outputs.trace * (weight / d), block) * block for block in s.inputs.seen),
-            tuple(align(s.inputs.trace * (weight / p), block) * block for block in s.outputs.seen),
+            in_k.times(in_c.trace * (weight / d)),
+            in_c.times(in_k.trace * (weight / p)),
             s.inputs.energy * s.outputs.energy * (weight / (d * p)),
         )
 
@@ -104,9 +240,10 @@ class KroneckerFactors:
         """
         d, p = self.right.k, self.left.k
         y = self.right.apply(c, self.left.apply(k, gradient, transpose=True).mT, transpose=True)
+        trace, one = y.square().sum((-2, -1)), y.new_ones(())
         return Curvature(
-            times(1 / d, self.left.restrict(y.mT, y.mT)),
-            times(1 / p, self.right.restrict(y, y)),
+            Sight(self.left.restrict(y.mT, y.mT), None, trace, one / d),
+            Sight(self.right.restrict(y, y), None, trace, one / p),
             gradient.square().mean((-2, -1)),
         )
 
@@ -132,36 +269,30 @@ def squared(group: Group, a: Element, rows: Tensor) -> Tensor:
     return group.apply(a, group.apply(a, rows, transpose=True))
 
 
-def moment(group: Group, a: Element | None, rows: Tensor) -> Moment:
-    """From rows of shape ``(blocks, n, size)``, or from indices; without a factor it is seen as it is."""
-    if not rows.is_floating_point():
-        return _index_moment(group, a, rows)
-    seen = group.restrict(rows, rows) if a is None else group.gram(a, rows)
-    return Moment(seen, _trace(group, seen), rows.square().sum((-2, -1)))
+def _additive(group: Group, a: Element | None, m: Moment) -> Moment:
+    return settled(group, a, m.x) if isinstance(m, Rows) else m
 
 
-def _index_moment(group: Group, a: Element | None, indices: Tensor) -> Moment:
-    """Of unit vectors; an index equal to the size stands for zero, and the group is diagonal."""
-    assert isinstance(group, Diagonal)
-    dtype = torch.get_default_dtype() if a is None else a[0].dtype
-    counts = torch.zeros(indices.shape[0], group.k + 1, dtype=dtype, device=indices.device)
-    counts = counts.scatter_add_(1, indices, torch.ones_like(indices, dtype=dtype))[:, :-1]
-    seen = counts if a is None else a[0].square() * counts
-    return Moment((seen,), seen.sum(-1), counts.sum(-1))
+def _sum(group: Group, a: Element | None, one: Moment, other: Moment) -> Moment:
+    if isinstance(one, Rows) and isinstance(other, Rows):
+        return moment(group, a, torch.cat([one.x, other.x], -2))
+    one, other = _additive(group, a, one), _additive(group, a, other)
+    return one.of([s + t for s, t in zip(one.tensors, other.tensors, strict=True)])
 
 
-def _trace(group: Group, seen: Element) -> Tensor:
-    """``tr(M)`` from ``<E, M>``."""
-    return (group.flatten(group.identity_like(seen)) * group.flatten(seen)).sum(-1)
-
-
-def _half_projected(group: Group, a: Element, seen: Element, damping: Tensor, limit: float) -> Element:
-    """``1/2 P( seen + damping A^T A - I )``, no longer than ``limit``."""
-    m = tuple(align(damping, block) * block for block in group.pullback(a, group.dual(a)))
-    accumulate(m, seen)
-    accumulate(m, group.dual(group.identity_like(a)), -1)
-    m = times(2, group.scale(group.scale(m)))
+def _half_projected(group: Group, a: Element, sight: Sight, damping: Tensor, limit: float) -> Element:
+    """``1/2 P( A^T S A + damping A^T A - I )``, no longer than ``limit``."""
+    inner = _scaled(damping, group.dual(a))
+    if sight.half is not None:
+        inner = add(inner, _scaled(sight.weight, sight.half))  # damping is added inside: one product less
+    m = group.pullback(a, inner)
+    if sight.seen is not None:
+        m = tuple(block.addcmul_(seen, align(sight.weight, seen)) for block, seen in zip(m, sight.seen, strict=True))
+    m = group.steepest(group.subtract_identity(m))
     if not math.isfinite(limit):
         return m
-    cut = (limit / group.norm_estimate(m)).clamp(max=1)
-    return tuple(align(cut, block) * block for block in m)
+    return _scaled((limit / group.norm_estimate(m)).clamp(max=1), m)
+
+
+def _scaled(factor: Tensor, element: Element) -> Element:
+    return tuple(align(factor, block) * block for block in element)

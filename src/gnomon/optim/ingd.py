@@ -13,10 +13,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ..groups import Dense, Element, Group
 from ..groups.base import add, align, times
-from . import rules
-from .factors import Curvature, KroneckerFactors, Statistics, squared
+from . import forms
+from .factors import Curvature, KroneckerFactors, Sight, joined, squared
 from .layers import Approximation
-from .layerwise import LayerwiseOptimizer, Tracked
+from .layerwise import LayerwiseOptimizer
+from .moves import Tracked, cat
 from .rounding import rounded
 from .settings import PRESETS, Scalar, Settings, check_choice
 from .structures import Structure
@@ -46,23 +47,23 @@ class INGD(LayerwiseOptimizer):
         m_C <- a1 m_C + b1/(2p) ( tr(H_K) H_C + damping tr(K^T K) C^T C - p I )        C <- C Exp(-m_C)
 
     with ``a1 = precond_momentum`` and ``b1 = precond_lr``, and a step goes along ``D = C C^T G K K^T`` for the weight
-    with its bias as a last column. By default, G is the average of the gradients (Nesterov's), and D is scaled to a
-    root mean square of ``step_rms`` in each layer, as AdamW's steps nearly are::
+    with its bias as a last column. By default, the average of the directions (Nesterov's) is scaled to a root mean
+    square of ``step_rms`` in each layer, as AdamW's steps nearly are::
 
-        W <- (1 - lr weight_decay) W - lr step_rms D / rms(D)
+        B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay) W - lr step_rms B' / rms(B')
 
     Beside that the defaults differ from the figure in what keeps it stable: curvature and damping are relative to the
     mean of the layer's curvature, so that the identity is a matched start and the scale of inputs and loss does not
     matter; an update of a factor is bounded in norm; the exponential is kept to second order; factors are updated at
     each step at first, then at intervals that grow up to ``update_every``. ``preset="paper"`` is the figure
-    as it stands: absolute curvature, ``K <- K (I - m_K)``, the published schedule of b1, momentum after
-    preconditioning, ``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, and SGD for other parameters.
+    as it stands: absolute curvature, ``K <- K (I - m_K)``, the published schedule of b1,
+    ``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, and SGD for other parameters.
 
     Args:
         model: the model; all its trainable parameters are trained. Linear, convolution, transposed convolution,
             embedding and attention layers get factors, other parameters follow ``fallback``.
         lr: learning rate; with ``step_rms`` in AdamW's units.
-        momentum: weight of the past in the average of gradients.
+        momentum: weight of the past in the average of directions.
         weight_decay: decoupled with ``step_rms``, otherwise added to the direction.
         damping: added to the curvature, relative to its mean (absolute in the paper's preset).
         precond_lr: b1, how fast the factors follow.
@@ -93,6 +94,7 @@ class INGD(LayerwiseOptimizer):
             differs where b1 changes.
         factor_dtype: type of the factors; half precision is rounded at random, seeded by ``seed``. None is that of
             the weight, and float32 at least.
+        memory: ``"low"`` does not keep ``K K^T`` and ``C C^T`` between updates: less state, more multiplications.
         max_dim: a factor of a larger size is diagonal.
         fallback: how other parameters are trained, ``"adamw"`` or ``"sgd"``.
         fallback_lr: their learning rate, that of the layers unless given.
@@ -150,6 +152,7 @@ class INGD(LayerwiseOptimizer):
         subsample: bool | None = None,
         convention: Literal["inside", "outside"] = "inside",
         factor_dtype: torch.dtype | None = None,
+        memory: Literal["default", "low"] = "default",
         max_dim: int | None = 8192,
         fallback: Literal["adamw", "sgd"] | None = None,
         fallback_lr: Scalar | None = None,
@@ -160,6 +163,7 @@ class INGD(LayerwiseOptimizer):
         seed: int = 0,
     ) -> None:
         check_choice("convention", convention, ("inside", "outside"))
+        check_choice("memory", memory, ("default", "low"))
         if order not in (None, 1, 2) or isinstance(order, bool):
             raise ValueError(f"order must be 1 or 2, got {order!r}")
         if isinstance(seed, bool) or not isinstance(seed, int):
@@ -184,7 +188,7 @@ class INGD(LayerwiseOptimizer):
             "growing_intervals": growing_intervals,
             "subsample": subsample,
         }
-        self._convention, self._seed, self._factor_type = convention, seed, factor_dtype
+        self._convention, self._seed, self._factor_type, self._memory = convention, seed, factor_dtype, memory
         super().__init__(
             model,
             settings,
@@ -206,108 +210,153 @@ class INGD(LayerwiseOptimizer):
     def _stored_dtype(self, tracked: Tracked) -> torch.dtype:
         return self._factor_type or self._computing_dtype(tracked)
 
+    @property
+    def _has_momentum(self) -> bool:
+        return any(
+            group["precond_momentum"] or "precond_momentum" in schedules
+            for group, schedules in zip(self.param_groups, self._schedules, strict=True)
+        )
+
     def _factor_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
-        blocks = (tracked.layer.blocks,)
-        left, right = tracked.factors.left.storage_shape, tracked.factors.right.storage_shape
-        return dict.fromkeys(("K", "m_K"), blocks + left) | dict.fromkeys(("C", "m_C"), blocks + right)
+        blocks, sides = (tracked.layer.blocks,), (("K", tracked.factors.left), ("C", tracked.factors.right))
+        shapes = {name: blocks + group.storage_shape for name, group in sides}
+        if self._has_momentum:
+            shapes |= {f"m_{name}": blocks + group.compressed_shape for name, group in sides}
+        return shapes
 
     def _state_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
         level = {"level": (tracked.layer.blocks,)} if self._fixed["relative"] else {}
         return self._factor_shapes(tracked) | level
 
-    def _factors(self, tracked: Tracked) -> tuple[Element, Element]:
-        """K and C as they are stored; the identity at first."""
-        state, weight = self.state[tracked.layer.weight], tracked.layer.weight
-        left, right = tracked.factors.left, tracked.factors.right
-        if "K" not in state:
+    def _started(self, stack: list[Tracked]) -> None:
+        """Factors begin as identities, momenta as zeros."""
+        for tracked in stack:
+            state, weight = self.state[tracked.layer.weight], tracked.layer.weight
+            if "K" in state:
+                continue
             place: dict[str, Any] = {"dtype": self._stored_dtype(tracked), "device": weight.device}
-            for name, group in (("K", left), ("C", right)):
+            for name, shape in self._factor_shapes(tracked).items():
+                state[name] = torch.zeros(shape, **place)
+            for name, group in (("K", tracked.factors.left), ("C", tracked.factors.right)):
                 state[name] = group.pack(group.identity((tracked.layer.blocks,), **place)).contiguous()
-                state[f"m_{name}"] = torch.zeros_like(state[name])
             if self._fixed["relative"]:
                 level = torch.zeros(tracked.layer.blocks, dtype=self._computing_dtype(tracked), device=weight.device)
                 state["level"] = level
-        return left.unpack(state["K"]), right.unpack(state["C"])
 
-    def _wide_factors(self, tracked: Tracked) -> tuple[Element, Element]:
-        """K and C in the type that they are computed in."""
-        dtype = self._computing_dtype(tracked)
-        k, c = self._factors(tracked)
-        return tuple(block.to(dtype) for block in k), tuple(block.to(dtype) for block in c)
+    def _factors(self, stack: list[Tracked], dtype: torch.dtype) -> tuple[Element, Element]:
+        """K and C of layers of one kind, in a type."""
+        self._started(stack)
+        factors = stack[0].factors
+        return (
+            factors.left.unpack(self._gathered(stack, "K").to(dtype)),
+            factors.right.unpack(self._gathered(stack, "C").to(dtype)),
+        )
 
-    def _statistics(self, tracked: Tracked, x: Tensor, g: Tensor, terms: int) -> Statistics:
-        return tracked.factors.statistics(*self._wide_factors(tracked), x, g, terms)
+    def _seen_from(self, tracked: Tracked) -> tuple[Element, Element]:
+        return self._factors([tracked], self._computing_dtype(tracked))
 
-    def _update(self, tracked: Tracked, group: Settings, ok: Tensor) -> None:
-        state, factors = self.state[tracked.layer.weight], tracked.factors
-        k, c = self._wide_factors(tracked)
-        ok = ok.to(k[0].device)
-        if tracked.statistics is not None:
-            curvature = factors.curvature(tracked.statistics)
+    def _update(self, stack: list[Tracked], group: Settings, ok: Tensor) -> None:
+        factors, dtype = stack[0].factors, self._computing_dtype(stack[0])
+        k, c = self._factors(stack, dtype)
+        known = [tracked.statistics for tracked in stack if tracked.statistics is not None]
+        if known:
+            curvature = factors.curvature(k, c, joined(known))
         else:
-            curvature = factors.gradient_curvature(k, c, self._gradient(tracked, ok).to(k[0].dtype))
-        level = curvature.mean
+            gradients = cat([self._gradient(tracked) for tracked in stack])
+            curvature = factors.gradient_curvature(k, c, gradients.to(dtype))
+        levels, level = None, curvature.mean
         if self._fixed["relative"]:
             # A batch's curvature is in units of its own mean, so that the loss's scale may change at any time. A single
             # gradient matrix is too noisy for that: the mean would turn with it, and the fixed point would move.
-            level = self._new_level(state["level"], curvature.mean)
-            curvature = curvature.relative_to(curvature.mean if tracked.statistics is not None else state["level"])
+            levels = self._gathered(stack, "level")
+            level = self._new_level(levels, curvature.mean)
+            curvature = curvature.relative_to(curvature.mean if known else levels)
         limit = self._fixed["max_factor_step"] / group["precond_lr"] if group["precond_lr"] else math.inf
         pressures = factors.pressure(k, c, curvature, group["damping"], limit)
-        finite = ok & rules.all_finite(rules.peaks([*pressures[0], *pressures[1]]))
-        self._count("skipped_updates", ok & ~finite)
-        if self._fixed["relative"]:
-            state["level"] = torch.where(finite, level, state["level"])
-        sides = (("K", factors.left, k, pressures[0]), ("C", factors.right, c, pressures[1]))
-        for name, structure, factor, pressure in sides:
-            momentum, moved = self._moved(structure, factor, structure.unpack(state[f"m_{name}"]), pressure, group)
-            for key, new in ((f"m_{name}", momentum), (name, moved)):
-                old = state[key]
-                value = torch.where(finite, structure.pack(new), old.to(new[0].dtype))
-                state[key] = rounded(value, old.dtype, self._noise_seed(tracked, group, key))
-        tracked.cache.clear()
+        finite = self._finite_blocks(stack, [*pressures[0], *pressures[1]], ok)
+        if levels is not None:
+            self._scatter(stack, "level", torch.where(finite, level, levels))
+        for name, structure, factor, pressure in zip(
+            "KC", (factors.left, factors.right), (k, c), pressures, strict=True
+        ):
+            self._move_factor(stack, name, structure, factor, pressure, group, finite)
+        for tracked in stack:
+            tracked.cache.clear()
 
     def _new_level(self, level: Tensor, now: Tensor) -> Tensor:
         """The running mean of the curvature; it begins with the first that is not zero."""
         return torch.where(level > 0, level.lerp(now.to(level.dtype), 1 - LEVEL_MEMORY), now)
 
-    def _moved(
-        self, structure: Group, factor: Element, old: Element, pressure: Element, group: Settings
-    ) -> tuple[Element, Element]:
-        """``m <- a1 m + b1 pressure`` and ``A Exp(-m)``."""
-        b1 = group["precond_lr"]
+    def _move_factor(
+        self,
+        stack: list[Tracked],
+        name: str,
+        structure: Group,
+        factor: Element,
+        pressure: Element,
+        group: Settings,
+        finite: Tensor,
+    ) -> None:
+        """``m <- a1 m + b1 pressure`` and ``A <- A Exp(-m)``, where that is finite."""
+        b1, a1, dtype = group["precond_lr"], group["precond_momentum"], factor[0].dtype
         inside, outside = (b1, 1.0) if self._convention == "inside" else (1.0, b1)
-        wide = tuple(block.to(factor[0].dtype) for block in old)
-        momentum = add(times(group["precond_momentum"], wide), pressure, inside)
-        return momentum, structure.move(factor, times(-outside, momentum), order=self._fixed["order"])
+        momentum = times(inside, pressure)
+        if self._has_momentum:
+            old = self._gathered(stack, f"m_{name}").to(dtype)
+            momentum = add(momentum, structure.expand(old), a1)
+            self._store(stack, f"m_{name}", structure.compress(momentum), old, group, finite)
+        moved = structure.move(factor, times(-outside, momentum), order=self._fixed["order"])
+        self._store(stack, name, structure.pack(moved), structure.pack(factor), group, finite)
+
+    def _store(self, stack: list[Tracked], key: str, new: Tensor, old: Tensor, group: Settings, finite: Tensor) -> None:
+        """The new value, or the old one where the new one is not finite, in the type that is kept."""
+        self._scatter(stack, key, torch.where(align(finite, new), new, old))
+        dtype = self._stored_dtype(stack[0])
+        if dtype != new.dtype:
+            for tracked in stack:
+                state = self.state[tracked.layer.weight]
+                state[key] = rounded(state[key], dtype, self._noise_seed(tracked, group, key))
 
     def _noise_seed(self, tracked: Tracked, group: Settings, key: str) -> int:
         """A seed for each tensor at each update, so that a run that is resumed goes on alike."""
         return hash((self._seed, group["step"], tracked.index, ("K", "C", "m_K", "m_C").index(key))) % 2**63
 
     # ------------------------------------------------------------------ directions
-    def _precondition(self, tracked: Tracked, matrix: Tensor) -> Tensor:
-        dtype = torch.promote_types(self._stored_dtype(tracked), matrix.dtype)
-        k, c = self._factors(tracked)
-        rows = self._squared(tracked, "K", tracked.factors.left, k, matrix.to(dtype))
-        return self._squared(tracked, "C", tracked.factors.right, c, rows.mT).mT
+    def _times(self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int) -> Tensor:
+        """``A A^T x`` for each row; the product of a dense A with itself is kept where that pays."""
+        factors = stack[0].factors
+        group = factors.left if side == "K" else factors.right
+        dtype = torch.promote_types(self._stored_dtype(stack[0]), rows.dtype)
+        rows = rows.to(dtype)
+        if isinstance(group, Dense) and self._memory == "default" and forms.keep_product(group.k, rows.shape[-2], uses):
+            return rows @ self._product(stack, side, dtype)
+        self._started(stack)
+        return squared(group, group.unpack(self._gathered(stack, side).to(dtype)), rows)
 
-    def _squared(self, tracked: Tracked, name: str, group: Group, a: Element, rows: Tensor) -> Tensor:
-        """``A A^T x`` for each row; the product of a dense A with itself is kept until A changes."""
-        a = tuple(block.to(rows.dtype) for block in a)
-        if not isinstance(group, Dense):
-            return squared(group, a, rows)
-        product = tracked.cache.get(name)
-        if product is None or (product.dtype, product.device) != (rows.dtype, rows.device):
-            product = tracked.cache[name] = a[0] @ a[0].mT
-        return rows @ product
+    def _product(self, stack: list[Tracked], side: Literal["K", "C"], dtype: torch.dtype) -> Tensor:
+        """``A A^T``, kept until A changes."""
+        device = stack[0].layer.weight.device
+        known = [tracked.cache.get(side) for tracked in stack]
+        if any(product is None or (product.dtype, product.device) != (dtype, device) for product in known):
+            self._started(stack)
+            a = self._gathered(stack, side).to(dtype)
+            for tracked, product in zip(stack, (a @ a.mT).chunk(len(stack)), strict=True):
+                tracked.cache[side] = product
+        return cat([tracked.cache[side] for tracked in stack])
 
-    def _natural(self, tracked: Tracked, gradient: Tensor) -> Tensor:
-        natural = self._precondition(tracked, gradient)
+    def _scales(self, stack: list[Tracked]) -> Tensor:
+        for tracked in stack:
+            if "scale" not in tracked.cache:
+                k, c = self._seen_from(tracked)
+                left, right = tracked.factors.left, tracked.factors.right
+                tracked.cache["scale"] = left.squared_norm(k) * right.squared_norm(c) / (left.k * right.k)
+        return cat([tracked.cache["scale"] for tracked in stack])
+
+    def _levels(self, stack: list[Tracked]) -> Tensor | None:
         if not self._fixed["relative"]:
-            return natural
-        level = self.state[tracked.layer.weight]["level"]
-        return natural / align(torch.where(level > 0, level, 1.0), natural).to(natural.dtype)
+            return None
+        level = self._gathered(stack, "level")
+        return torch.where(level > 0, level, 1.0)
 
     # ------------------------------------------------------------------ for people
     def factors(self, name: str) -> tuple[Tensor, Tensor]:
@@ -319,11 +368,10 @@ class INGD(LayerwiseOptimizer):
         if tracked is None:
             known = ", ".join(repr(t.name) for t in self._tracked.values())
             raise KeyError(f"no layer {name!r} has factors; those that have: {known}")
-        k, c = self._wide_factors(tracked)
+        k, c = self._seen_from(tracked)
         dense = tracked.factors.left.to_dense(k), tracked.factors.right.to_dense(c)
-        if self._fixed["relative"]:
-            level = self.state[tracked.layer.weight]["level"]
-            unit = torch.where(level > 0, level, 1.0) ** -0.25
+        if (levels := self._levels([tracked])) is not None:
+            unit = levels**-0.25
             dense = dense[0] * align(unit, dense[0]), dense[1] * align(unit, dense[1])
         K, C = (m.squeeze(0) if tracked.layer.blocks == 1 else m for m in dense)
         return K.clone(), C.clone()
@@ -332,8 +380,11 @@ class INGD(LayerwiseOptimizer):
         layer, factors = tracked.layer, tracked.factors
         stored = self._stored_dtype(tracked)
         kept = sum(math.prod(shape) for shape in self._factor_shapes(tracked).values()) * stored.itemsize
-        cached = sum(layer.blocks * group.k**2 for group in (factors.left, factors.right) if isinstance(group, Dense))
-        kept += cached * torch.promote_types(stored, layer.weight.dtype).itemsize
+        if self._memory == "default":
+            sides, uses = ((factors.left, layer.d), (factors.right, layer.p)), self.param_groups[0]["update_every"]
+            worth = [g.k for g, rows in sides if isinstance(g, Dense) and forms.keep_product(g.k, rows, uses)]
+            products = sum(layer.blocks * k**2 for k in worth)
+            kept += products * torch.promote_types(stored, layer.weight.dtype).itemsize
         moments = 0 if self._precondition_only else sum(p.numel() * p.element_size() for p in layer.parameters)
         update, step = _costs(factors, layer.blocks, self._fixed["order"])
         kind = f"INGD, {'kfac' if tracked.views else 'gradient'} curvature"
@@ -355,11 +406,11 @@ def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int
     """Multiplications of an update of both factors and of preconditioning a matrix, counted on tensors without data."""
     groups = (factors.left, factors.right)
     k, c = (group.identity((blocks,), device="meta") for group in groups)
-    seen = tuple(group.dual(group.identity((blocks,), device="meta")) for group in groups)
+    ones = torch.ones(blocks, device="meta")
+    seen = [Sight(group.dual(group.identity((blocks,), device="meta")), None, ones, ones) for group in groups]
     entries = blocks * (sum(group.numel for group in groups) + factors.left.k * factors.right.k)
     with FlopCounterMode(display=False) as counter:
-        level = torch.ones(blocks, device="meta")
-        pressures = factors.pressure(k, c, Curvature(seen[0], seen[1], level), 0.1)
+        pressures = factors.pressure(k, c, Curvature(seen[0], seen[1], ones), 0.1)
         for group, factor, m in zip(groups, (k, c), pressures, strict=True):
             group.move(factor, m, order)
             if isinstance(group, Dense):

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from ..groups import Dense
 from ..groups.base import align
-from . import rules
-from .factors import Statistics
+from .factors import joined
 from .layers import Approximation
-from .layerwise import LayerwiseOptimizer, Tracked
+from .layerwise import LayerwiseOptimizer
+from .moves import Tracked, cat
 from .settings import PRESETS, Scalar, Settings
 from .summary import Row
 
@@ -103,51 +103,53 @@ class KFAC(LayerwiseOptimizer):
     def _factor_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
         return {f"{name}{suffix}": shape for name, shape in self._sides(tracked) for suffix in ("", "_inverse")}
 
-    def _statistics(self, tracked: Tracked, x: Tensor, g: Tensor, terms: int) -> Statistics:
-        return tracked.factors.statistics(None, None, x, g, terms)
+    def _seen_from(self, tracked: Tracked) -> tuple[None, None]:
+        return None, None
 
-    def _update(self, tracked: Tracked, group: Settings, ok: Tensor) -> None:
-        state, dtype = self._factor_state(tracked), self._computing_dtype(tracked)
-        means = [mean.to(dtype) for mean in self._means(tracked, ok)]
-        ok = ok.to(means[0].device)
+    def _update(self, stack: list[Tracked], group: Settings, ok: Tensor) -> None:
+        self._started(stack)
+        means = self._means(stack)
         new: dict[str, Tensor] = {}
-        for (name, shape), mean in zip(self._sides(tracked), means, strict=True):
+        for name, mean in zip("AS", means, strict=True):
             # The first batch replaces the start, unless the start counts.
-            first = state[f"{name}_updates"] == 0 if self._fixed["relative"] else torch.zeros_like(ok)
-            weight = torch.where(first, 1, mean.new_full((), 1 - group["decay"]))
-            new[name] = state[name].lerp(mean.reshape(shape), weight)
+            weight = mean.new_full((len(mean),), 1 - group["decay"])
+            if self._fixed["relative"]:
+                weight = torch.where(self._gathered(stack, f"{name}_updates") == 0, 1, weight)
+            old = self._gathered(stack, name)
+            new[name] = old.lerp(mean.view_as(old), align(weight, old))
             new[f"{name}_inverse"] = self._inverse(new[name], group["damping"])
-        finite = ok & rules.all_finite(rules.peaks(list(new.values())))
-        self._count("skipped_updates", ok & ~finite)
+        finite = self._finite_blocks(stack, new.values(), ok)
         for key, value in new.items():
-            state[key] = torch.where(finite, value, state[key])
-        for name, _ in self._sides(tracked):
-            state[f"{name}_updates"] += finite
+            self._scatter(stack, key, torch.where(align(finite, value), value, self._gathered(stack, key)))
+        for name in "AS":
+            self._scatter(stack, f"{name}_updates", self._gathered(stack, f"{name}_updates") + finite)
 
-    def _means(self, tracked: Tracked, ok: Tensor) -> tuple[Tensor, Tensor]:
+    def _means(self, stack: list[Tracked]) -> tuple[Tensor, Tensor]:
         """``mu_AA`` and ``mu_GG``; where there are no rows, ``G^T S^-1 G / d`` and ``G A^-1 G^T / p``."""
-        s, factors = tracked.statistics, tracked.factors
-        if s is not None:
-            return factors.left.pack(s.inputs.seen) / max(s.rows, 1), factors.right.pack(s.outputs.seen) * s.terms
-        state, gradient = self._factor_state(tracked), self._gradient(tracked, ok).to(self._computing_dtype(tracked))
-        outer, inner = _times(gradient.mT, state["S_inverse"]).mT, _times(gradient, state["A_inverse"])
+        factors, dtype = stack[0].factors, self._computing_dtype(stack[0])
+        left, right = factors.left, factors.right
+        known = [tracked.statistics for tracked in stack if tracked.statistics is not None]
+        if known:
+            s = factors.normalized(None, None, joined(known))
+            return s.inputs.tensors[0].to(dtype), s.outputs.tensors[0].to(dtype)
+        gradients = cat([self._gradient(tracked) for tracked in stack]).to(dtype)
+        outer = _times(gradients.mT, self._gathered(stack, "S_inverse")).mT
+        inner = _times(gradients, self._gathered(stack, "A_inverse"))
         return (
-            factors.left.pack(factors.left.restrict(gradient, outer)) / factors.right.k,
-            factors.right.pack(factors.right.restrict(gradient.mT, inner.mT)) / factors.left.k,
+            left.pack(left.restrict(gradients, outer)) / right.k,
+            right.pack(right.restrict(gradients.mT, inner.mT)) / left.k,
         )
 
-    def _factor_state(self, tracked: Tracked) -> Settings:
-        state, weight = self.state[tracked.layer.weight], tracked.layer.weight
-        if "A" not in state:
-            for group, (name, _) in zip(
-                (tracked.factors.left, tracked.factors.right), self._sides(tracked), strict=True
-            ):
-                identity = group.identity(
-                    (tracked.layer.blocks,), dtype=self._computing_dtype(tracked), device=weight.device
-                )
-                state[name], state[f"{name}_inverse"] = group.pack(identity), group.pack(identity).clone()
-                state[f"{name}_updates"] = torch.zeros((), device=weight.device)
-        return state
+    def _started(self, stack: list[Tracked]) -> None:
+        for tracked in stack:
+            state, weight = self.state[tracked.layer.weight], tracked.layer.weight
+            if "A" in state:
+                continue
+            place = {"dtype": self._computing_dtype(tracked), "device": weight.device}
+            for name, group in zip("AS", (tracked.factors.left, tracked.factors.right), strict=True):
+                identity = group.pack(group.identity((tracked.layer.blocks,), **place))  # type: ignore[arg-type]
+                state[name], state[f"{name}_inverse"] = identity, identity.clone()
+                state[f"{name}_updates"] = torch.zeros(tracked.layer.blocks, device=weight.device)
 
     def _inverse(self, average: Tensor, damping: float) -> Tensor:
         """``(M + damping I)^-1``, of a matrix by its Cholesky factor or of a diagonal; NaN where there is none."""
@@ -155,21 +157,27 @@ class KFAC(LayerwiseOptimizer):
         level = diagonal.mean(-1, keepdim=True) if self._fixed["relative"] else torch.ones_like(diagonal[..., :1])
         if average.ndim == 2:
             return 1 / (average + damping * level)
-        factor, info = torch.linalg.cholesky_ex(average + torch.diag_embed((damping * level).expand_as(diagonal)))
+        damped = average.clone()
+        damped.diagonal(dim1=-2, dim2=-1).add_(damping * level)
+        factor, info = torch.linalg.cholesky_ex(damped)
         works = align(info == 0, factor)
-        inverse = torch.cholesky_inverse(
-            torch.where(works, factor, torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device))
-        )
-        return torch.where(works, inverse, math.nan)
+        identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
+        return torch.where(works, torch.cholesky_inverse(torch.where(works, factor, identity)), math.nan)
 
-    def _precondition(self, tracked: Tracked, matrix: Tensor) -> Tensor:
-        state = self._factor_state(tracked)
-        dtype = torch.promote_types(state["A"].dtype, matrix.dtype)
-        rows = _times(matrix.to(dtype), state["A_inverse"].to(dtype))
-        return _times(rows.mT, state["S_inverse"].to(dtype)).mT
+    def _times(self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int) -> Tensor:
+        self._started(stack)
+        inverse = self._gathered(stack, "A_inverse" if side == "K" else "S_inverse")
+        dtype = torch.promote_types(inverse.dtype, rows.dtype)
+        return _times(rows.to(dtype), inverse.to(dtype))
 
-    def _natural(self, tracked: Tracked, gradient: Tensor) -> Tensor:
-        return self._precondition(tracked, gradient)
+    def _scales(self, stack: list[Tracked]) -> Tensor:
+        self._started(stack)
+        inverses = [self._gathered(stack, f"{name}_inverse") for name in "AS"]
+        left, right = (m if m.ndim == 2 else m.diagonal(dim1=-2, dim2=-1) for m in inverses)
+        return left.mean(-1) * right.mean(-1)
+
+    def _levels(self, stack: list[Tracked]) -> None:
+        return None
 
     # ------------------------------------------------------------------ for people
     def _layer_row(self, tracked: Tracked, name: str) -> Row:

@@ -98,6 +98,8 @@ class ModuleLayer(Layer):
             x, g = x.flatten(1, 2), g.flatten(1, 2)
         return (torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1) if self.bias is not None else x), g
 
+    rows_are_exact: bool = False
+    """Whether the last dimension of an input holds a row each, of which the gradient is the sum of products."""
     usual_approximation: Approximation = "expand"
     """For a loss with a term for each position, as in language models; ``reduce`` is for positions that are pooled."""
 
@@ -114,6 +116,8 @@ class ModuleLayer(Layer):
 
 class LinearLayer(ModuleLayer):
     """``nn.Linear``, with any number of dimensions between the first and the last as positions."""
+
+    rows_are_exact = True
 
     def __init__(self, module: nn.Linear, **options: bool) -> None:
         super().__init__(module, **options)

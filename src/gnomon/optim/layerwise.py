@@ -6,19 +6,20 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..groups import Diagonal
+from ..groups import Diagonal, Element
+from ..groups.base import align
 from ..manifolds import full_precision
 from . import rules
 from .capture import Capture
 from .factors import KroneckerFactors, Statistics
-from .layers import Approximation, Layer, Matrix, ModuleLayer, find_matrices
+from .layers import Approximation, Matrix, ModuleLayer, find_matrices
+from .moves import Move, Part, Tracked, alike, by_layer, cat, lengths_for, parts_of
 from .sampling import Likelihood, sampled_loss
 from .settings import (
     GROWTH,
@@ -31,6 +32,7 @@ from .settings import (
     checked_group,
     is_due,
 )
+from .shortcut import VERDICT, Shortcut
 from .structures import Structure, check_structure, groups_for, unmatched
 from .summary import Row, Summary
 
@@ -38,46 +40,6 @@ TORCH_OWN = ("_optimizer_", "_zero_grad", "_patch", "_hook")
 """How names begin that torch's optimizers set on themselves and make again after a copy."""
 WRAPPERS = ("_orig_mod.", "module.")
 """What ``torch.compile`` and ``DistributedDataParallel`` put before the names of a model."""
-
-
-@dataclass
-class Tracked:
-    """A matrix of the model with its factors, and what the hooks have gathered for the next update."""
-
-    index: int
-    name: str
-    layer: Layer
-    views: list[ModuleLayer]
-    factors: KroneckerFactors
-    statistics: Statistics | None = None
-    samples: dict[int, int] = field(default_factory=dict)
-    """By forward pass: a layer that is used twice in one of them counts its samples once."""
-    backward: int | None = None
-    """The backward pass that came last through a module of the layer; None where there was none yet."""
-    cache: dict[str, Tensor] = field(default_factory=dict)
-    """Products of the factors that change only with them."""
-
-    def forget(self) -> None:
-        self.statistics = None
-        self.samples.clear()
-
-
-@dataclass
-class Move:
-    """A layer that has a gradient: what is needed to move it."""
-
-    tracked: Tracked
-    group: Settings
-    """Of the weight."""
-    groups: dict[nn.Parameter, Settings]
-    """Of each parameter with a gradient."""
-    largest: dict[nn.Parameter, Tensor]
-    """The largest magnitudes of all gradients."""
-
-    @property
-    def has_gradient(self) -> Tensor:
-        """Whether an entry of the gradient is not zero."""
-        return torch.stack([self.largest[p] for p in self.groups]).amax() > 0
 
 
 class LayerwiseOptimizer(Optimizer):
@@ -142,6 +104,7 @@ class LayerwiseOptimizer(Optimizer):
         self._schedules: list[dict[str, Callable[[int], float]]] = []
         self._due: set[nn.Parameter] = set()
         self._capture: Capture | None = None
+        self._shortcut = Shortcut()
         self._closed = True
         asked = [checked_group(group) for group in groups]
         super().__init__(self._all_groups(asked), {**chosen, "role": "layer"})
@@ -183,7 +146,7 @@ class LayerwiseOptimizer(Optimizer):
         to_come = [m.layer for weight, m in self._matrices.items() if weight not in self._tracked]
         here = [tracked.layer for tracked in self._tracked.values()]
         members = {id(p) for layer in (*to_come, *here) for p in layer.parameters}
-        counters = {"step": 0, "next_update": 0}
+        counters = {"step": 0, "next_update": 0, "interval": 1}
         if layers := [p for p in params if id(p) in members]:
             super().add_param_group({"params": layers, **settings, **counters, "role": "layer"})
             self._schedules.append(schedules)
@@ -241,14 +204,12 @@ class LayerwiseOptimizer(Optimizer):
             return
         if self._capture is not None:
             self._capture.close()
-        self._capture = Capture(self._model, list(self._views), self._receive) if self._views else None
-        self._set_active()
+        self._capture = Capture(self._model, list(self._views), self._wants, self._receive) if self._views else None
+        self._find_due()
 
-    def _set_active(self) -> None:
+    def _find_due(self) -> None:
         due = [group for group in self.param_groups if group["role"] == "layer" and is_due(group)]
         self._due = {p for group in due for p in group["params"]}
-        if self._capture is not None:
-            self._capture.active = bool(due)
 
     def close(self) -> None:
         """Remove the hooks from the model. Factors stay as they are from then on."""
@@ -268,16 +229,24 @@ class LayerwiseOptimizer(Optimizer):
 
     # ------------------------------------------------------------------ what the subclasses add
     @abstractmethod
-    def _statistics(self, tracked: Tracked, x: Tensor, g: Tensor, terms: int) -> Statistics:
-        """The sums over a batch's rows that an update needs."""
+    def _seen_from(self, tracked: Tracked) -> tuple[Element | None, Element | None]:
+        """The factors from which statistics are seen; None for as they are."""
 
     @abstractmethod
-    def _update(self, tracked: Tracked, group: Settings, ok: Tensor) -> None:
-        """The factors follow the curvature; where ``ok`` is False they stay."""
+    def _update(self, stack: list[Tracked], group: Settings, ok: Tensor) -> None:
+        """The factors of layers of one kind follow the curvature; where ``ok`` is False they stay."""
 
     @abstractmethod
-    def _precondition(self, tracked: Tracked, matrix: Tensor) -> Tensor:
-        """The natural direction of a gradient matrix."""
+    def _times(self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int) -> Tensor:
+        """A side of the preconditioner times each row, which will be asked for ``uses`` times; K is the inputs'."""
+
+    @abstractmethod
+    def _scales(self, stack: list[Tracked]) -> Tensor:
+        """The mean eigenvalue of the preconditioner of each block."""
+
+    @abstractmethod
+    def _levels(self, stack: list[Tracked]) -> Tensor | None:
+        """The units of the preconditioner where it has its own, for each block."""
 
     @abstractmethod
     def _factor_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
@@ -288,16 +257,28 @@ class LayerwiseOptimizer(Optimizer):
         return self._factor_shapes(tracked)
 
     # ------------------------------------------------------------------ statistics
+    def _wants(self, module: nn.Module, x: Tensor) -> bool:
+        """Whether a layer's rows are of use in the coming step."""
+        _, view = self._views[module]
+        return view.weight in self._due or self._may_go_through_rows(view, x)
+
     def _receive(self, module: nn.Module, x: Tensor, g: Tensor, number: int) -> None:
-        """A batch of inputs and output gradients of a layer, before a step that updates."""
+        """A batch of inputs and output gradients of a layer, before a step that can use them."""
         tracked, view = self._views[module]
         weight = view.weight
-        if not (self._observing and weight.requires_grad and weight in self._due):
+        if not (self._observing and weight.requires_grad):
             return
         task = torch._C._current_graph_task_id()
         if weight.grad is None and tracked.backward != task:
             tracked.forget()  # the gradients were dropped without zero_grad(): so is what came with them
         tracked.backward = task
+        with full_precision(weight):
+            self._remember_rows(tracked, view, x, g)
+            if weight in self._due:
+                self._gather(tracked, view, x, g, number)
+
+    def _gather(self, tracked: Tracked, view: ModuleLayer, x: Tensor, g: Tensor, number: int) -> None:
+        """Statistics of a batch are added to those that are there."""
         if g.numel() == 0:  # a batch of none
             self._count("skipped_updates", torch.ones((), dtype=torch.bool, device=g.device))
             return
@@ -307,13 +288,29 @@ class LayerwiseOptimizer(Optimizer):
         if self._fixed["subsample"] and (stride := view.stride(x, g, approximation)) > 1:
             # The squares of a part, counted as often as makes up for the others.
             x, g = x[::stride], g[::stride] * math.sqrt(samples / len(g[::stride]))
+        self._adapt(tracked)
+        x, g = view.rows(*self._typed(tracked, view, x, g), approximation)
+        k, c = self._seen_from(tracked)
+        part = tracked.factors.statistics(k, c, x, g, terms=max(samples - before, 0))
+        known = tracked.statistics
+        tracked.statistics = part if known is None else tracked.factors.total(k, c, known, part)
+
+    def _typed(self, tracked: Tracked, view: ModuleLayer, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+        """In the type that is computed in, g without the loss's scale."""
         dtype = self._computing_dtype(tracked)
-        with full_precision(weight):
-            self._adapt(tracked)
-            x, g = x if view.one_hot else x.to(dtype), g.to(dtype) / self._loss_scale()
-            x, g = view.rows(x, g, approximation)
-            part = self._statistics(tracked, x, g, terms=max(samples - before, 0))
-        tracked.statistics = part if tracked.statistics is None else tracked.statistics + part
+        return x if view.one_hot else x.to(dtype), g.to(dtype) / self._loss_scale()
+
+    def _remember_rows(self, tracked: Tracked, view: ModuleLayer, x: Tensor, g: Tensor) -> None:
+        """Keep the rows of which the gradient is the product, where they are few and the only ones."""
+        tracked.passes += 1
+        alone = tracked.passes == 1 and view.weight.grad is None and len(tracked.views) == 1
+        usable = alone and bool(g.numel()) and g.dtype == x.dtype and self._may_go_through_rows(view, x)
+        tracked.rows = view.rows(*self._typed(tracked, view, x, g)) if usable else None
+
+    def _may_go_through_rows(self, view: ModuleLayer, x: Tensor) -> bool:
+        """Ranks that share their gradients have only some of the rows each, and sampled targets give other gradients."""
+        shared = isinstance(self._model, nn.parallel.DistributedDataParallel)
+        return self._fisher == "empirical" and not shared and self._shortcut.may_serve(view, x, self.param_groups[0])
 
     def _loss_scale(self) -> Tensor | float:
         """By what a ``GradScaler`` has multiplied the loss; targets of :meth:`observe` have no scale."""
@@ -327,10 +324,13 @@ class LayerwiseOptimizer(Optimizer):
         ranks = self._model.process_group
         for tracked in due:
             # Every rank takes part, also one that has not seen the layer.
-            own = self._no_statistics(tracked) if tracked.statistics is None else tracked.statistics.normalized()
-            flat = torch.cat([part.flatten() for part in own.tensors()]) / ranks.size()
+            k, c = self._seen_from(tracked)
+            known = self._no_statistics(tracked) if tracked.statistics is None else tracked.statistics
+            own = tracked.factors.normalized(k, c, known)
+            tensors = [*own.inputs.tensors, *own.outputs.tensors]
+            flat = torch.cat([part.flatten() for part in tensors]) / ranks.size()
             torch.distributed.all_reduce(flat, group=ranks)
-            for part, mean in zip(own.tensors(), flat.split([t.numel() for t in own.tensors()]), strict=True):
+            for part, mean in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
                 part.copy_(mean.view_as(part))
             tracked.statistics = own
 
@@ -341,7 +341,7 @@ class LayerwiseOptimizer(Optimizer):
         if layer.one_hot:
             x = torch.full((layer.blocks, 1), layer.p, device=device)
         g = torch.zeros(layer.blocks, 1, layer.d, dtype=dtype, device=device)
-        return self._statistics(tracked, x, g, terms=1).normalized()
+        return tracked.factors.statistics(*self._seen_from(tracked), x, g, terms=1)
 
     def observe(self, output: Tensor, likelihood: Likelihood = "categorical") -> None:
         """For ``fisher="mc"``: statistics from targets that are drawn from the model's own predictions.
@@ -352,7 +352,7 @@ class LayerwiseOptimizer(Optimizer):
         """
         if self._fisher != "mc":
             raise RuntimeError("observe() is for fisher='mc'; with fisher='empirical' the loss's gradients are used")
-        if self._capture is None or not self._capture.active:
+        if self._capture is None or not self._due:
             return
         weights = [t.layer.weight for t in self._tracked.values() if t.views and t.layer.weight.requires_grad]
         self._observing = True
@@ -393,37 +393,54 @@ class LayerwiseOptimizer(Optimizer):
                 self._step(parameters)
         for tracked in self._tracked.values():
             tracked.forget()
-        self._set_active()
+        self._find_due()
         return loss
 
     def _step(self, parameters: list[nn.Parameter]) -> None:
-        magnitudes = rules.peaks([p.grad for p in parameters if p.grad is not None])
+        magnitudes = rules.peaks([_grad(p) for p in parameters])
         ok = rules.all_finite(magnitudes)
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         largest = dict(zip(parameters, magnitudes, strict=True))
         moving = [
-            Move(tracked, group_of[w], {p: group_of[p] for p in tracked.layer.parameters if p in largest}, largest)
+            Move(tracked, group_of[w], {p: group_of[p] for p in tracked.layer.parameters if p in largest})
             for w, tracked in self._tracked.items()
             if w in largest
         ]
+        right = self._shortcut.verified([move.tracked for move in moving], self.param_groups[0])
+        ok = ok if right is None else ok & right.to(ok.device)
         self._share_statistics([m.tracked for m in moving if is_due(m.group) and m.tracked.views])
         for move in moving:
             self._adapt(move.tracked)
-            if is_due(move.group) and self._has_curvature(move.tracked):
-                self._update(move.tracked, move.group, ok)
-        ok = self._move(moving, ok)
+        self._update_all([move for move in moving if is_due(move.group)], ok)
+        ok = self._move(moving, largest, ok)
         if not self._precondition_only:
-            for group in self.param_groups:
-                if group["role"] == "fallback":
-                    for p in group["params"]:
-                        if p in largest:
-                            self._fall_back(p, group, ok)
+            self._fall_back([p for p in parameters if group_of[p]["role"] == "fallback"], group_of, ok)
         self._count("skipped_steps", ~ok)
+        for group in self.param_groups:
+            group["step"] += 1
+
+    def _update_all(self, due: list[Move], ok: Tensor) -> None:
+        """Update factors, and say when it is time again."""
+
+        def kind(move: Move) -> tuple[Any, ...]:
+            s = move.tracked.statistics
+            return move.tracked.kind, id(move.group), None if s is None else s.kind
+
+        for stack in alike([move for move in due if self._has_curvature(move.tracked)], kind):
+            self._update([move.tracked for move in stack], stack[0].group, ok)
         for group in self.param_groups:
             if is_due(group):
                 grown = 1 + group["step"] // GROWTH if self._fixed["growing_intervals"] else group["update_every"]
-                group["next_update"] = group["step"] + min(group["update_every"], grown)
-            group["step"] += 1
+                group["interval"] = min(group["update_every"], grown)
+                group["next_update"] = group["step"] + group["interval"]
+
+    def _finite_blocks(self, stack: list[Tracked], tensors: Iterable[Tensor], ok: Tensor) -> Tensor:
+        """Whether each block may be updated; a layer's blocks all or none. Layers that may not are counted."""
+        peaks = [torch.linalg.vector_norm(tensor.flatten(1), float("inf"), dim=1) for tensor in tensors]
+        finite = torch.stack(peaks).isfinite().all(0).view(len(stack), -1).all(1)
+        ok = ok.to(finite.device)
+        self._count("skipped_updates", (ok & ~finite).sum())
+        return (ok & finite).repeat_interleave(stack[0].layer.blocks)
 
     def _has_curvature(self, tracked: Tracked) -> bool:
         """Whether there are statistics, or the gradient stands in for them.
@@ -454,7 +471,7 @@ class LayerwiseOptimizer(Optimizer):
                     f"{name} has a gradient but is in no group, because it was frozen when this optimizer was built; "
                     "add it with add_param_group({'params': [...]})"
                 )
-        if parameters and self._fisher == "mc" and self._capture is not None and self._capture.active:
+        if parameters and self._fisher == "mc" and self._capture is not None and self._due:
             watched = [t for t in self._tracked.values() if t.views and t.layer.weight.grad is not None]
             if watched and all(t.statistics is None for t in watched):
                 raise RuntimeError("fisher='mc' needs observe(output) before each backward pass; there was none")
@@ -474,71 +491,118 @@ class LayerwiseOptimizer(Optimizer):
         """Updates of a layer's factors that were not made, because its curvature was not finite or its batch empty."""
         return int(self.param_groups[0].get("skipped_updates", 0))
 
-    def _fall_back(self, p: nn.Parameter, group: Settings, ok: Tensor) -> None:
-        _follow(self.state[p], p)
-        assert p.grad is not None
-        rules.FALLBACKS[self._fallback](p, self.state[p], rules.cleaned(p.grad, ok), group, ok)
+    def _fall_back(self, parameters: list[nn.Parameter], group_of: dict[nn.Parameter, Settings], ok: Tensor) -> None:
+        for same in alike(parameters, lambda p: (id(group_of[p]), p.dtype, p.device)):
+            for p in same:
+                _follow(self.state[p], p)
+            here, gate = ok.to(same[0].device), ok.to(same[0].device, same[0].dtype)
+            gradients = [torch.where(here, _grad(p), 0) for p in same]
+            rule = rules.FALLBACKS[self._fallback]
+            rule(list(same), [self.state[p] for p in same], gradients, group_of[same[0]], [gate] * len(same))
 
     # ------------------------------------------------------------------ how layers move
-    def _gradient(self, tracked: Tracked, ok: Tensor) -> Tensor:
+    def _gradient(self, tracked: Tracked) -> Tensor:
         """The gradient of a matrix; a bias that is frozen has none."""
         layer = tracked.layer
-        parts = [torch.zeros_like(p) if p.grad is None else rules.cleaned(p.grad, ok) for p in layer.parameters]
-        return layer.matrix(*parts)
+        return layer.matrix(*(torch.zeros_like(p) if p.grad is None else p.grad for p in layer.parameters))
 
-    def _move(self, moving: list[Move], ok: Tensor) -> Tensor:
+    def _preconditioned(self, stack: list[Move]) -> Tensor:
+        """The natural directions of a stack's gradients, ``C C^T G K K^T``, block after block."""
+        tracked, uses = [move.tracked for move in stack], stack[0].group["interval"]
+        if tracked[0].rows is not None:
+            x, g = (cat(rows) for rows in zip(*(t.rows for t in tracked if t.rows is not None), strict=True))
+            return self._times(tracked, "C", g, uses).mT @ self._times(tracked, "K", x, uses)
+        gradients = cat([self._gradient(t) for t in tracked])
+        # The inputs' side comes last, so that the rows of the result lie in memory as the weight's do.
+        return self._times(tracked, "K", self._times(tracked, "C", gradients.mT, uses).mT, uses)
+
+    def _directions(self, stack: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> tuple[Tensor, Tensor]:
+        """Directions of a stack and whether each layer can move: a layer without any gradient stays."""
+        directions = self._preconditioned(stack)
+        # A preconditioner with a mean of 1: as it changes, old and new directions keep their weights in an average.
+        directions.div_(align(self._scales([move.tracked for move in stack]), directions).to(directions))
+        moves = by_layer([[largest[p] for p in move.groups] for move in stack]).amax(1) > 0
+        finite = torch.linalg.vector_norm(directions.reshape(len(stack), -1), dim=1, dtype=torch.float64).isfinite()
+        ok = ok.to(directions.device) & finite
+        directions.masked_fill_(~ok.repeat_interleave(len(directions) // len(stack)).view(-1, 1, 1), 0)
+        return directions, ok & moves
+
+    def _move(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
         """Move all layers, or replace their gradients; gives whether that could be done."""
+        scaled = [move for move in moving if move.group["step_rms"] is not None]
+        for same in alike(scaled, lambda m: (id(m.group), m.tracked.layer.weight.dtype, m.tracked.layer.weight.device)):
+            parts: list[list[Part]] = []
+            for stack in self._stacks(same):
+                parts += parts_of(stack, *self._directions(stack, largest, ok))
+            self._move_by_rms(same[0].group, parts)
         natural = [move for move in moving if move.group["step_rms"] is None]
-        if natural:
-            gradients = [self._gradient(move.tracked, ok) for move in natural]
-            directions = [self._natural(move.tracked, g) for move, g in zip(natural, gradients, strict=True)]
-            ok = ok & rules.all_finite(rules.peaks(directions)).to(ok.device)
-            for move, direction in zip(natural, _clipped(natural, gradients, directions), strict=True):
-                self._apply(move, direction, ok, rules.heavy_ball)
-        for move in moving:
-            if move.group["step_rms"] is not None:
-                self._move_by_rms(move, ok)
+        return self._move_naturally(natural, largest, ok) if natural else ok
+
+    def _stacks(self, moving: list[Move]) -> list[list[Move]]:
+        """Layers that are preconditioned together."""
+
+        def kind(move: Move) -> tuple[Any, ...]:
+            rows = move.tracked.rows
+            return (*move.tracked.kind, id(move.group), None if rows is None else rows[0].shape)
+
+        return alike(moving, kind)
+
+    def _move_by_rms(self, group: Settings, parts: list[list[Part]]) -> None:
+        """``W <- (1 - lr weight_decay) W - lr D``, D along the average of directions, its root mean square given."""
+        flat = [part for layer in parts for part in layer]
+        directions, gates = [part.direction for part in flat], [part.gate for part in flat]
+        if not self._precondition_only:
+            directions = rules.averaged([self.state[part.p] for part in flat], directions, group["momentum"], gates)
+        lengths = [
+            value.to(d.dtype)
+            for value, d in zip(lengths_for(group["step_rms"], parts, directions), directions, strict=True)
+        ]
+        if self._precondition_only:
+            for part, direction, length in zip(flat, directions, lengths, strict=True):
+                _replace_gradient(part, direction * length)
+            return
+        moves = list(zip(flat, directions, torch._foreach_mul(lengths, gates), strict=True))
+        for same in alike(moves, lambda move: id(move[0].group)):
+            params: list[Tensor] = [part.p for part, *_ in same]
+            group, gates = same[0][0].group, [part.gate for part, *_ in same]
+            rules.decoupled(params, [d for _, d, _ in same], [length for *_, length in same], group, gates)
+
+    def _move_naturally(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
+        """``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, all layers or none."""
+        stacks = self._stacks(moving)
+        found = [self._preconditioned(stack) for stack in stacks]
+        ok = ok & rules.all_finite(rules.peaks(found)).to(ok.device)
+        parts: list[Part] = []
+        for stack, natural in zip(stacks, found, strict=True):
+            here = ok.to(natural.device)
+            levels = self._levels([move.tracked for move in stack])
+            natural = natural if levels is None else natural / align(levels, natural).to(natural.dtype)
+            natural = torch.where(here, natural, 0)
+            parts += [part for layer in parts_of(stack, natural, here.expand(len(stack))) for part in layer]
+        scale = _clipping(parts)
+        for same in alike(parts, lambda part: (id(part.group), part.p.dtype, part.p.device)):
+            directions = [part.direction for part in same]
+            if scale is not None and same[0].group["kl_clip"] is not None:
+                directions = list(torch._foreach_mul(directions, scale.to(directions[0])))
+            if self._precondition_only:
+                for part, direction in zip(same, directions, strict=True):
+                    _replace_gradient(part, direction)
+            else:
+                states = [self.state[part.p] for part in same]
+                rules.heavy_ball(
+                    [part.p for part in same], states, directions, same[0].group, [part.gate for part in same]
+                )
         return ok
 
-    def _move_by_rms(self, move: Move, ok: Tensor) -> None:
-        """``W <- (1 - lr weight_decay) W - lr D``, D along the preconditioned average, its root mean square given."""
-        layer, momentum = move.tracked.layer, move.group["momentum"]
-        # Without any gradient a layer stays, as its average would shrink while the step does not.
-        ok = ok & move.has_gradient.to(ok.device)
-        if self._precondition_only:
-            average = self._gradient(move.tracked, ok)
-        else:
-            average = layer.matrix(
-                *(
-                    rules.averaged(self.state[p], rules.cleaned(_grad(p), ok), momentum, ok)
-                    if p in move.groups
-                    else torch.zeros_like(p)
-                    for p in layer.parameters
-                )
-            )
-        natural = self._precondition(move.tracked, average)
-        peak = torch.linalg.vector_norm(natural, float("inf"))
-        unit = natural / torch.where(peak > 0, peak, 1)  # so that no square vanishes or overflows
-        rms = torch.linalg.vector_norm(unit) / math.sqrt(unit.numel())
-        self._apply(move, unit * (move.group["step_rms"] / rms.clamp(min=1e-30)), ok & peak.isfinite(), rules.decoupled)
-
-    def _apply(self, move: Move, direction: Tensor, ok: Tensor, rule: Callable[..., None]) -> None:
-        """Each parameter of a layer goes its part of the direction, or gets it as its gradient."""
-        layer = move.tracked.layer
-        for p, part in zip(layer.parameters, layer.tensors(direction), strict=True):
-            if p not in move.groups:
-                continue
-            if self._precondition_only:
-                gradient = _grad(p)
-                gradient.copy_(torch.where(ok.to(p.device), part.to(gradient.dtype), gradient))
-            else:
-                rule(p, self.state[p], rules.cleaned(part, ok), move.groups[p], ok)
-
-    @abstractmethod
-    def _natural(self, tracked: Tracked, gradient: Tensor) -> Tensor:
-        """The natural direction in its own units, with the curvature's level."""
-
     # ------------------------------------------------------------------ state
+    def _gathered(self, stack: list[Tracked], key: str) -> Tensor:
+        """The state of several layers of one kind, block after block."""
+        return cat([self.state[tracked.layer.weight][key] for tracked in stack])
+
+    def _scatter(self, stack: list[Tracked], key: str, values: Tensor) -> None:
+        for tracked, value in zip(stack, values.chunk(len(stack)), strict=True):
+            self.state[tracked.layer.weight][key] = value
+
     def _adapt(self, tracked: Tracked) -> None:
         """State follows its parameters to another device or type."""
         factors, dtype = self._factor_shapes(tracked), self._stored_dtype(tracked)
@@ -561,7 +625,7 @@ class LayerwiseOptimizer(Optimizer):
         for tracked in self._tracked.values():
             tracked.forget()
             tracked.cache.clear()
-        self._set_active()
+        self._find_due()
 
     def _check_state(self, state_dict: Settings) -> None:
         if not {"state", "param_groups"} <= set(state_dict):
@@ -575,7 +639,7 @@ class LayerwiseOptimizer(Optimizer):
                 f"the state is of another model or other groups: it has groups of {theirs} parameters, this has {ours}"
             )
         for group, own in zip(state_dict["param_groups"], self.param_groups, strict=True):
-            if missing := set(own) - set(group) - {"skipped_steps", "skipped_updates", "initial_lr"}:
+            if missing := set(own) - set(group) - {"skipped_steps", "skipped_updates", "initial_lr", VERDICT}:
                 raise ValueError(f"the state is of another optimizer: its groups have no {', '.join(sorted(missing))}")
         names = {id(p): name for name, p in self._model.named_parameters()}
         numbers = [n for group in state_dict["param_groups"] for n in group["params"]]
@@ -637,17 +701,20 @@ def _grad(p: Tensor) -> Tensor:
     return p.grad
 
 
-def _clipped(moves: list[Move], gradients: list[Tensor], directions: list[Tensor]) -> list[Tensor]:
-    """Directions times ``min(1, sqrt(kl_clip / (lr^2 sum <G, D>)))``: the predicted change is at most ``kl_clip``."""
-    parts = [
-        (move.group["lr"] ** 2 / move.group["kl_clip"] * (g * d).sum()).to(gradients[0].device)
-        for move, g, d in zip(moves, gradients, directions, strict=True)
-        if move.group["kl_clip"] is not None
+def _replace_gradient(part: Part, direction: Tensor) -> None:
+    gradient = _grad(part.p)
+    gradient.copy_(torch.where(part.gate > 0, direction, gradient))
+
+
+def _clipping(parts: list[Part]) -> Tensor | None:
+    """``min(1, sqrt(kl_clip / (lr^2 sum <G, D>)))``: the predicted change is at most ``kl_clip``."""
+    changes = [
+        (part.group["lr"] ** 2 / part.group["kl_clip"] * (_grad(part.p) * part.direction).sum()).to(parts[0].p.device)
+        for part in parts
+        if part.group["kl_clip"] is not None
     ]
-    if not parts:
-        return directions
-    scale = torch.stack(parts).sum().clamp(min=1).rsqrt()
-    return [d if move.group["kl_clip"] is None else d * scale.to(d) for move, d in zip(moves, directions, strict=True)]
+    # Not finite where nothing is to move: a factor for directions that are zeros then.
+    return torch.stack(changes).sum().nan_to_num().clamp(min=1).rsqrt() if changes else None
 
 
 def _follow(state: Settings, p: Tensor, dtypes: dict[str, torch.dtype] | None = None) -> None:

@@ -1,7 +1,8 @@
 """How parameters move along a direction. Every rule can be told on the device to do nothing.
 
-``ok`` is a tensor that holds True or False. Where it is False all that a rule writes stays as it is, without a branch
-on the host: gradients count as zero, and the weights of what is added and of what is forgotten become 0 and 1.
+A gate is a tensor that holds 1 or 0. Where it is 0 all that a rule writes stays as it is, without a branch on the host:
+directions are zeros there, and the weights of what is added and of what is forgotten become 0 and 1. Rules work on
+lists of tensors, so that many small ones are not many calls.
 """
 
 from __future__ import annotations
@@ -25,66 +26,81 @@ def all_finite(magnitudes: list[Tensor]) -> Tensor:
     return torch.stack([magnitude.to(device, torch.float32) for magnitude in magnitudes]).isfinite().all()
 
 
-def cleaned(tensor: Tensor, ok: Tensor) -> Tensor:
-    """The tensor, or zeros."""
-    return torch.where(ok.to(tensor.device), tensor, 0)
+def kept(weight: float, gates: list[Tensor]) -> list[Tensor]:
+    """What old values are multiplied with: ``weight``, or 1 where nothing may change."""
+    changes = list(torch._foreach_mul(gates, weight - 1))
+    torch._foreach_add_(changes, 1)
+    return changes
 
 
-def kept(weight: float, ok: Tensor, like: Tensor) -> Tensor:
-    """What an old value is multiplied with: ``weight``, or 1 where nothing may change."""
-    return torch.where(ok.to(like.device), like.new_full((), weight), 1)
+def buffers(states: list[State], like: list[Tensor]) -> list[Tensor]:
+    """The momentum of each, zeros at first."""
+    for state, tensor in zip(states, like, strict=True):
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
+    return [state["momentum_buffer"] for state in states]
 
 
-def share(weight: float | Tensor, ok: Tensor, like: Tensor) -> Tensor:
-    """What a new value is multiplied with: ``weight``, or 0 where nothing may change."""
-    weight = weight.to(like) if isinstance(weight, Tensor) else like.new_full((), weight)
-    return torch.where(ok.to(like.device), weight, 0)
+def averaged(states: list[State], directions: list[Tensor], momentum: float, gates: list[Tensor]) -> list[Tensor]:
+    """``B <- momentum B + (1 - momentum) D``; gives Nesterov's look ahead, the same once more from B."""
+    average = buffers(states, directions)
+    torch._foreach_lerp_(average, directions, torch._foreach_mul(gates, 1 - momentum))
+    return list(torch._foreach_lerp(average, directions, 1 - momentum))
 
 
-def averaged(state: State, gradient: Tensor, momentum: float, ok: Tensor) -> Tensor:
-    """``B <- momentum B + (1 - momentum) G``; gives Nesterov's look ahead, the same once more from B."""
-    if "momentum_buffer" not in state:
-        state["momentum_buffer"] = torch.zeros_like(gradient)
-    buffer: Tensor = state["momentum_buffer"]
-    buffer.lerp_(gradient, share(1 - momentum, ok, buffer))
-    return buffer.lerp(gradient, 1 - momentum)
-
-
-def decay(p: Tensor, amount: float, ok: Tensor) -> None:
+def decay(params: list[Tensor], amount: float, gates: list[Tensor]) -> None:
     """``W <- (1 - amount) W``"""
     if amount:
-        p.mul_(kept(1 - amount, ok, p))
+        torch._foreach_mul_(params, kept(1 - amount, gates))
 
 
-def decoupled(p: Tensor, state: State, direction: Tensor, group: State, ok: Tensor) -> None:
-    """``W <- (1 - lr weight_decay) W - lr direction``"""
-    decay(p, group["lr"] * group["weight_decay"], ok)
-    p.sub_((direction * share(group["lr"], ok, direction)).to(p.dtype))
+def decoupled(
+    params: list[Tensor], directions: list[Tensor], lengths: list[Tensor], group: State, gates: list[Tensor]
+) -> None:
+    """``W <- (1 - lr weight_decay) W - lr length direction``"""
+    decay(params, group["lr"] * group["weight_decay"], gates)
+    torch._foreach_addcmul_(params, directions, torch._foreach_mul(lengths, group["lr"]), value=-1)
 
 
-def heavy_ball(p: Tensor, state: State, direction: Tensor, group: State, ok: Tensor) -> None:
+def heavy_ball(
+    params: list[Tensor], states: list[State], directions: list[Tensor], group: State, gates: list[Tensor]
+) -> None:
     """``M <- momentum M + direction + weight_decay W``, ``W <- W - lr M``: the paper's form, and torch's SGD."""
-    step = direction.to(p.dtype) + share(group["weight_decay"], ok, p) * p
-    if "momentum_buffer" in state:
-        buffer = state["momentum_buffer"].mul_(kept(group["momentum"], ok, p)).add_(step)
-    else:
-        buffer = state["momentum_buffer"] = step
-    p.sub_(buffer * share(group["lr"], ok, p))
+    momenta = buffers(states, directions)
+    torch._foreach_mul_(momenta, kept(group["momentum"], gates))
+    torch._foreach_add_(momenta, directions)
+    if group["weight_decay"]:
+        torch._foreach_addcmul_(momenta, params, torch._foreach_mul(gates, group["weight_decay"]))
+    torch._foreach_addcmul_(params, momenta, torch._foreach_mul(gates, group["lr"]), value=-1)
 
 
-def adamw(p: Tensor, state: State, gradient: Tensor, group: State, ok: Tensor) -> None:
+def adamw(
+    params: list[Tensor], states: list[State], gradients: list[Tensor], group: State, gates: list[Tensor]
+) -> None:
     """torch's AdamW with beta_1 = momentum; moments in float32 at least, as squares in half precision vanish."""
     beta1, beta2 = group["momentum"], group["beta2"]
-    gradient = gradient.to(torch.promote_types(p.dtype, torch.float32))
-    if "exp_avg" not in state:
-        state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(gradient), torch.zeros_like(gradient)
-        state["steps"] = torch.zeros((), device=p.device)
-    steps = state["steps"].add_(ok.to(p.device)).clamp(min=1)
-    first = state["exp_avg"].mul_(kept(beta1, ok, gradient)).add_(gradient, alpha=1 - beta1)
-    second = state["exp_avg_sq"].mul_(kept(beta2, ok, gradient)).addcmul_(gradient, gradient, value=1 - beta2)
-    decay(p, group["lr"] * group["weight_decay"], ok)
-    root = (second / (1 - beta2**steps)).sqrt_().add_(group["eps"])
-    p.sub_((first / root * share(group["lr"] / (1 - beta1**steps), ok, first)).to(p.dtype))
+    gradients = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in gradients]
+    for state, g in zip(states, gradients, strict=True):
+        if "exp_avg" not in state:
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
+            state["steps"] = torch.zeros((), device=g.device)
+    steps, first, second = ([state[key] for state in states] for key in ("steps", "exp_avg", "exp_avg_sq"))
+    wide = [gate.to(g.dtype) for gate, g in zip(gates, gradients, strict=True)]
+    torch._foreach_add_(steps, [gate.to(step.dtype) for gate, step in zip(gates, steps, strict=True)])
+    torch._foreach_mul_(first, kept(beta1, wide))
+    torch._foreach_add_(first, gradients, alpha=1 - beta1)
+    torch._foreach_mul_(second, kept(beta2, wide))
+    torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
+    decay(params, group["lr"] * group["weight_decay"], gates)
+    # All are counted alike, unless some had no gradient at times.
+    counts = torch.stack(steps).clamp(min=1)
+    roots = torch._foreach_mul(second, [*(1 / (1 - beta2**counts)).unbind()])
+    torch._foreach_sqrt_(roots)
+    torch._foreach_add_(roots, group["eps"])
+    lengths = (group["lr"] / (1 - beta1**counts)).unbind()
+    moves = torch._foreach_div(first, roots)
+    torch._foreach_mul_(moves, torch._foreach_mul(wide, [*lengths]))
+    torch._foreach_sub_(params, [move.to(p.dtype) for move, p in zip(moves, params, strict=True)])
 
 
 FALLBACKS = {"adamw": adamw, "sgd": heavy_ball}

@@ -1,0 +1,32 @@
+"""Which of several equal forms is cheapest, by shape. Multiplications are counted; no choice changes a result.
+
+Sizes: a factor is ``k x k``, a layer's gradient ``d x p``, and ``n`` rows of inputs and output gradients describe it.
+"""
+
+from __future__ import annotations
+
+SMALL = 2**16
+"""Layers with at most so many entries are updated together, where they are alike: their products cost less than the
+calls that start them."""
+
+
+def keep_rows(n: int, k: int) -> bool:
+    """Whether rows x stay as they are until ``A^T (x^T x + damping I) A`` is formed.
+
+    From rows it takes ``2 n k^2 + k^3``, as ``(x A)^T (x A) + damping A^T A``; from their sum of squares
+    ``n k^2 + 2 k^3``.
+    """
+    return n <= k
+
+
+def keep_product(k: int, rows: int, uses: int) -> bool:
+    """Whether ``A A^T`` is formed and kept: ``k^3 + rows k^2`` a use, against ``2 rows k^2`` without it."""
+    return k < rows * uses
+
+
+def through_rows(n: int, p: int, d: int) -> bool:
+    """Whether ``C C^T G K K^T`` is found as ``(g C C^T)^T (x K K^T)``, where ``G = g^T x``.
+
+    That takes ``n (p^2 + d^2 + p d)`` instead of ``p d (p + d)``.
+    """
+    return n * (p * p + d * d + p * d) < p * d * (p + d)

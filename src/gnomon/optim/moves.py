@@ -1,0 +1,120 @@
+"""Layers on their way through a step: which are alike, and what each parameter gets of a layer's direction."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from .factors import KroneckerFactors, Statistics
+from .forms import SMALL
+from .layers import Layer, ModuleLayer
+from .settings import Settings
+
+Item = TypeVar("Item")
+
+
+@dataclass
+class Tracked:
+    """A matrix of the model with its factors, and what the hooks have gathered for the next step."""
+
+    index: int
+    name: str
+    layer: Layer
+    views: list[ModuleLayer]
+    factors: KroneckerFactors
+    statistics: Statistics | None = None
+    samples: dict[int, int] = field(default_factory=dict)
+    """By forward pass: a layer that is used twice in one of them counts its samples once."""
+    backward: int | None = None
+    """The backward pass that came last through a module of the layer; None where there was none yet."""
+    passes: int = 0
+    """Backward passes of the loss through a module of the layer since its gradient was zero."""
+    rows: tuple[Tensor, Tensor] | None = None
+    """x and g with ``G = g^T x``, where they are few and the only ones."""
+    cache: dict[str, Tensor] = field(default_factory=dict)
+    """Products of the factors that change only with them."""
+
+    def forget(self) -> None:
+        self.statistics, self.rows, self.passes = None, None, 0
+        self.samples.clear()
+
+    @property
+    def kind(self) -> tuple[Hashable, ...]:
+        """Layers of one kind can be handled as one batch of blocks; a large one is its own kind."""
+        layer = self.layer
+        entries = layer.blocks * layer.d * layer.p
+        alone = self.index if entries > SMALL else None
+        return alone, layer.blocks, self.factors, layer.bias is None, layer.weight.dtype, layer.weight.device
+
+
+@dataclass
+class Move:
+    """A layer that has a gradient: what is needed to move it."""
+
+    tracked: Tracked
+    group: Settings
+    """Of the weight."""
+    groups: dict[nn.Parameter, Settings]
+    """Of each parameter with a gradient."""
+
+
+@dataclass
+class Part:
+    """A parameter of a layer with its share of the layer's direction, in the parameter's type."""
+
+    p: nn.Parameter
+    group: Settings
+    direction: Tensor
+    gate: Tensor
+    """1, or 0 where the parameter must stay."""
+
+
+def cat(tensors: Sequence[Tensor]) -> Tensor:
+    """Along the first dimension; a single one as it is."""
+    return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
+
+
+def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
+    """Items with equal keys together, in the order of their first."""
+    found: dict[Hashable, list[Item]] = {}
+    for item in items:
+        found.setdefault(key(item), []).append(item)
+    return list(found.values())
+
+
+def parts_of(stack: list[Move], directions: Tensor, ok: Tensor) -> list[list[Part]]:
+    """For each layer its parameters that move, from a batch of all their blocks; ``ok`` is one for each layer."""
+    found = []
+    gates = ok.to(directions.dtype).unbind()
+    for move, gate, matrix in zip(stack, gates, directions.chunk(len(stack)), strict=True):
+        layer = move.tracked.layer
+        found.append(
+            [
+                Part(p, move.groups[p], part.to(p.dtype), gate.to(p.dtype))
+                for p, part in zip(layer.parameters, layer.tensors(matrix), strict=True)
+                if p in move.groups
+            ]
+        )
+    return found
+
+
+def by_layer(values: list[list[Tensor]]) -> Tensor:
+    """One number for each part of each layer as a table, zeros where a layer has fewer parts than another."""
+    width = max(map(len, values))
+    nothing = torch.zeros_like(values[0][0])
+    return torch.stack([v for layer in values for v in (*layer, *[nothing] * (width - len(layer)))]).view(-1, width)
+
+
+def lengths_for(rms: float, parts: list[list[Part]], directions: list[Tensor]) -> list[Tensor]:
+    """What each direction is multiplied with so that its layer's root mean square is ``rms``; in float64."""
+    entries = [math.sqrt(sum(part.p.numel() for part in layer)) for layer in parts for _ in layer]
+    # Squares of float32 neither vanish nor overflow in float64.
+    norms = torch._foreach_div(torch._foreach_norm(directions, 2, dtype=torch.float64), entries)
+    ends = iter(norms)
+    length = rms / by_layer([[next(ends) for _ in layer] for layer in parts]).square().sum(1).sqrt().clamp(min=1e-37)
+    return [value for value, layer in zip(length.unbind(), parts, strict=True) for _ in layer]
