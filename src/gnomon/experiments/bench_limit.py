@@ -67,7 +67,8 @@ def multiplications(layer: Sizes, order: int, interval: int) -> float:
 def limit(model: Model, settings: dict[str, Any], rate: float) -> float:
     """The least seconds a step of INGD with these settings, at ``rate`` floating-point operations a second."""
     preset = INGD.presets[settings.get("preset", "robust")]
-    layers = layer_sizes(model, settings.get("approx", preset["approx"]), preset["subsample"])
+    approx: str = settings.get("approx") or preset["approx"]
+    layers = layer_sizes(model, approx, preset["subsample"])
     work = sum(multiplications(layer, preset["order"], settings["update_every"]) for layer in layers)
     return 2 * work / rate
 

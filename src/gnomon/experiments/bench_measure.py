@@ -17,8 +17,6 @@ from torch.utils._pytree import tree_leaves
 
 from .bench_models import GRADIENT_ONLY, UNIT, Contestant, Model
 
-TURN = 10
-"""Steps of a turn: each has as many updates of an optimizer as any other."""
 SLOW = 20
 """How many times slower than SGD an optimizer may be and still have all rounds."""
 SLOW_ROUNDS = 2
@@ -53,14 +51,14 @@ class Run:
     """A contestant with a model of its own, between its turns."""
 
     def __init__(self, model: Model, contestant: Contestant) -> None:
-        self.model, self.figures = model, Figures(contestant.name)
+        self.model, self.steps, self.figures = model, contestant.steps, Figures(contestant.name)
         self.network, self.batch = model.build(), model.batch()
         self.optimizer = contestant.build(self.network)
 
     def turn(self) -> None:
         """Some steps of training."""
         loss = math.nan
-        for _ in range(TURN):
+        for _ in range(self.steps):
             self.optimizer.zero_grad()
             value = self.model.loss(self.network, self.batch)
             value.backward()
@@ -79,9 +77,10 @@ class Run:
         self.figures.state_bytes = state_bytes(self.optimizer)
 
     def timed_turn(self) -> None:
+        """A turn whose time is noted."""
         start = time.process_time()
         self.turn()
-        self.figures.seconds.append((time.process_time() - start) / TURN)
+        self.figures.seconds.append((time.process_time() - start) / self.steps)
 
 
 def measure(

@@ -21,6 +21,9 @@ from .tasks import GPT
 LR = 1e-4
 """Small, and the same for all: time does not depend on it, and the models stay near where they began."""
 
+TURN = 10
+"""Steps of a turn: each has as many updates of an optimizer as any other."""
+
 Builder = Callable[[nn.Module], Optimizer]
 
 
@@ -118,6 +121,8 @@ class Contestant:
     """What it comes from."""
     settings: dict[str, Any] = field(default_factory=dict)
     """Of INGD and KFAC."""
+    steps: int = TURN
+    """Of a turn; fewer for what takes seconds a step, if all its steps are alike."""
 
     @property
     def installed(self) -> bool:
@@ -156,15 +161,14 @@ def contestants(model: Model) -> list[Contestant]:
         *(_layerwise(KFAC, "KFAC", interval) for interval in (1, 10)),
         *_singd(model),
         Contestant("SOAP", _soap, "pytorch_optimizer"),
-        Contestant("Muon", _muon, "pytorch_optimizer"),
+        Contestant("Muon", _muon, "pytorch_optimizer", steps=2),  # its products are in bfloat16: slow on most CPUs
     ]
 
 
 def _dense_ingd(model: Model) -> list[Contestant]:
     """On convolutions positions are counted each or reduced; on other models that is one, or a choice of the loss."""
-    defaults = [
-        *(_ingd(f"dense{label}", interval, **approx) for label, approx in _approximations(model) for interval in (1, 10))
-    ]
+    kinds = _approximations(model)
+    defaults = [_ingd(f"dense{label}", interval, **approx) for label, approx in kinds for interval in (1, 10)]
     paper = [_ingd("dense paper", interval, preset="paper") for interval in (1, 10)]
     return [*defaults, _ingd("dense low memory", 10, memory="low"), *paper]
 
