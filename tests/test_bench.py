@@ -1,29 +1,21 @@
 """The timing of training steps: its command, its measures and its limit."""
 
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 import torch
 from rich.console import Console
 from torch import nn
+from typer.testing import CliRunner
 
-from gnomon.cli import BenchModel
+from gnomon.cli import BenchModel, main
 from gnomon.experiments import bench, bench_limit, bench_measure, bench_models
 from gnomon.experiments.bench_limit import Sizes, multiplications
 from gnomon.experiments.bench_models import MODELS, Contestant, Model
 
 
 def command(*arguments):
-    return subprocess.run(
-        [sys.executable, "-c", "from gnomon.cli import main; main()", "bench", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "COLUMNS": "100", "TERM": "dumb"},
-    )
+    return CliRunner().invoke(main, ["bench", *arguments], env={"COLUMNS": "200", "TERM": "dumb"})
 
 
 @pytest.fixture
@@ -92,24 +84,24 @@ def test_slow_ones_have_fewer_rounds(tiny, monkeypatch):
     assert {f.name: len(f.seconds) for f in figures} == {"gradient only": 4, "SGD": 4, "slow": 2}
 
 
-def test_command_line(tmp_path):
+def test_command_line(tiny, tmp_path):
     result = command("mlp", "--only", "SGD", "--rounds", "2", "--output", str(tmp_path))
-    assert result.returncode == 0, result.stderr
-    assert "gradient only" in result.stdout
+    assert result.exit_code == 0, result.output
+    assert "gradient only" in result.output
     assert {file.name for file in tmp_path.iterdir()} == {"results.json", "table.md", "mlp.png"}
 
 
 def test_bad_input_is_named_with_its_remedy(tmp_path):
     result = command("mlp", "--only", "Adma*")
-    assert result.returncode == 2
-    assert all(word in result.stderr for word in ("--only", "Adma*", "--list"))
+    assert result.exit_code == 2
+    assert all(word in result.output for word in ("--only", "Adma*", "--list"))
     result = command("resnet")
-    assert result.returncode == 2
-    assert all(word in result.stderr for word in ("MODEL", "resnet", "transformer"))
+    assert result.exit_code == 2
+    assert all(word in result.output for word in ("MODEL", "resnet", "transformer"))
     (tmp_path / "file").touch()
     result = command("mlp", "--output", str(tmp_path / "file"))
-    assert result.returncode == 1
-    assert "choose another folder" in result.stderr
+    assert result.exit_code == 1
+    assert "choose another folder" in result.output
 
 
 def test_the_list_names_what_takes_part(monkeypatch):

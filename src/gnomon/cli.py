@@ -112,7 +112,7 @@ class BenchModel(str, Enum):
 @main.command()
 def bench(
     models: Annotated[
-        list[BenchModel] | None, typer.Argument(metavar="[MODEL]...", help="mlp, cnn, convmixer, transformer; or all.")
+        list[BenchModel] | None, typer.Argument(metavar="MODEL", help="Models to train; all if none is given.")
     ] = None,
     only: Annotated[
         list[str] | None,
@@ -127,11 +127,13 @@ def bench(
 ) -> None:
     """Time training steps of INGD, KFAC and other optimizers, and measure their memory.
 
-    All optimizers of a model take turns in one process with one BLAS thread; times are CPU time, medians with
-    quartiles, as multiples of SGD's. Those whose package is missing (the extra 'bench') are left out.
+    All optimizers of a model take turns in one process, with one BLAS thread. Times are CPU time.
 
-    Writes results.json, table.md and a bar chart of each model into OUTPUT. All models with all optimizers take about
-    an hour; the MLP alone some minutes.
+    singd, SOAP and Muon take part if they are installed: they come with the extra 'bench'.
+
+    Writes results.json, table.md and a bar chart of each model into OUTPUT.
+
+    All models with all optimizers take about an hour; the MLP takes ten minutes.
     """
     import torch
     from threadpoolctl import threadpool_limits

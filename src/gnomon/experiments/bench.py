@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
 from rich import box
 from rich.console import Console
 from rich.progress import Progress
@@ -258,7 +259,11 @@ def _bars(axes: Axes, report: Report) -> None:
     if limits:
         axes.plot(*zip(*limits, strict=True), "k|", markersize=11, markeredgewidth=2, label="limit of this machine")
         axes.legend(frameon=False, fontsize=8)
+    axes.axvline(1, color="grey", linewidth=0.8)
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(right=1.4 * max(row["quartiles"][1] for row in rows))
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
     axes.invert_yaxis()

@@ -30,13 +30,15 @@ Builder = Callable[[nn.Module], Optimizer]
 # ---------------------------------------------------------------------- models
 @dataclass(frozen=True)
 class Model:
-    """A network and the shapes of its batch: classes for each sample, or for each position of a sequence."""
+    """A network and the shape of its inputs."""
 
     name: str
     title: str
     network: Callable[[], nn.Module]
     inputs: tuple[int, ...]
     classes: int = 10
+    sequences: bool = False
+    """Whether inputs are classes too, and the next one at each position is the target."""
     convolutional: bool = False
 
     def build(self) -> nn.Module:
@@ -47,7 +49,7 @@ class Model:
     def batch(self) -> tuple[Tensor, Tensor]:
         """Random inputs and targets, the same at each call."""
         generator = torch.Generator().manual_seed(0)
-        if self.name == "transformer":
+        if self.sequences:
             tokens = torch.randint(self.classes, (self.inputs[0], self.inputs[1] + 1), generator=generator)
             return tokens[:, :-1], tokens[:, 1:]
         targets = torch.randint(self.classes, self.inputs[:1], generator=generator)
@@ -105,7 +107,7 @@ MODELS: dict[str, Model] = {
         Model("mlp", "MLP 784-512-512-10, batch 128", mlp, (128, 784)),
         Model("cnn", "CNN 64-128-256, 32 x 32, batch 32", cnn, (32, 3, 32, 32), convolutional=True),
         Model("convmixer", "ConvMixer-256/4, 32 x 32, batch 32", conv_mixer, (32, 3, 32, 32), convolutional=True),
-        Model("transformer", "transformer, 2 layers of 256, 64 tokens, batch 16", transformer, (16, 64), classes=256),
+        Model("transformer", "transformer, 2 layers of 256, 64 tokens, batch 16", transformer, (16, 64), 256, True),
     )
 }
 
