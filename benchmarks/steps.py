@@ -44,7 +44,7 @@ def main() -> None:
         tables = "\n\n".join(bench.markdown(r) for r in reports)
         made = f"`python benchmarks/steps.py --write`, on {report.machine('singd', 'pytorch_optimizer')}."
         note = "Muon multiplies in bfloat16, which is slow on CPUs without instructions for it."
-        text = f"## Training steps\n\n{made} One BLAS thread, interleaved.\n\n{bench.LEGEND} {note}\n\n{tables}"
+        text = f"## Training steps\n\n{made} The optimizers of a model take turns.\n\n{bench.LEGEND} {note}\n\n{tables}"
         report.write("steps", text, bench.as_data(reports))
         bench.chart(reports, CHART)
 

@@ -261,7 +261,7 @@ def _bars(axes: Axes, report: Report) -> None:
         axes.legend(frameon=False, fontsize=8)
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
     axes.set_xlim(right=1.4 * max(row["quartiles"][1] for row in rows))
