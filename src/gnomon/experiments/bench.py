@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import platform
 import warnings
 from dataclasses import dataclass
@@ -237,11 +238,13 @@ def terminal_table(report: Report, width: int) -> Table:
 
 
 def chart(reports: list[Report], path: Path) -> None:
-    """Bars of the time of a step as a multiple of SGD's, a panel a model."""
+    """Bars of the time of a step as a multiple of SGD's, a panel a model, two beside each other."""
     longest = max(len(report.measured) for report in reports)
-    canvas = Figure(figsize=(6.5 * len(reports), 1.5 + 0.24 * longest), layout="constrained")
-    for axes, report in zip(canvas.subplots(1, len(reports), squeeze=False)[0], reports, strict=True):
-        _bars(axes, report)
+    columns = min(len(reports), 2)
+    lines = math.ceil(len(reports) / columns)
+    canvas = Figure(figsize=(6.5 * columns, lines * (1.5 + 0.24 * longest)), layout="constrained")
+    for place, report in enumerate(reports, start=1):
+        _bars(canvas.add_subplot(lines, columns, place), report)
     canvas.savefig(path, dpi=110)
 
 
@@ -261,10 +264,11 @@ def _bars(axes: Axes, report: Report) -> None:
         axes.legend(frameon=False, fontsize=8)
     axes.axvline(1, color="grey", linewidth=0.8)
     axes.set_xscale("log")
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5)))
+    longest = max(row["quartiles"][1] for row in rows)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if longest > 10 else (1, 1.5, 2, 3, 5)))
     axes.xaxis.set_major_formatter("{x:g}")
     axes.xaxis.set_minor_locator(NullLocator())
-    axes.set_xlim(right=1.4 * max(row["quartiles"][1] for row in rows))
+    axes.set_xlim(right=1.4 * longest)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("CPU time of a step, as a multiple of SGD's")
