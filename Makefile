@@ -34,14 +34,15 @@ lint: $(READY) ## ruff, mypy and the import contract
 test: lint ## the linters, then the test suite
 	$(BIN)/pytest --numprocesses 2
 
-bench: $(READY) ## beside geoopt, pymanopt and scikit-learn, written to benchmarks/RESULTS.md; some minutes
+bench: $(READY) ## beside other libraries, written to benchmarks/RESULTS.md; more than an hour
 	$(BIN)/python benchmarks/spd.py --write
 	$(BIN)/python benchmarks/solve.py --write
 	$(BIN)/python benchmarks/mixture.py --write
+	$(BIN)/python benchmarks/steps.py --write
 
 docs: $(READY) ## build the documentation into site/
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/mkdocs build --strict
 
 clean: ## remove .venv and everything built
-	rm -rf $(VENV) site dist demo build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) site dist demo bench build .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

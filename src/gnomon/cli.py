@@ -1,4 +1,4 @@
-"""The command line: ``gnomon demo | reproduce``."""
+"""The command line: ``gnomon demo | reproduce | bench``."""
 
 from __future__ import annotations
 
@@ -94,6 +94,66 @@ def reproduce(
                 run(experiment, output, quick=quick)
     except KeyboardInterrupt:
         typer.echo("Interrupted. What is finished is kept: run the same command again to go on.", err=True)
+        raise typer.Exit(130) from None
+    except OSError as error:
+        typer.echo(f"cannot write to --output {output}: {error}; choose another folder", err=True)
+        raise typer.Exit(1) from None
+
+
+class BenchModel(str, Enum):
+    """What optimizers can be timed on."""
+
+    mlp = "mlp"
+    cnn = "cnn"
+    convmixer = "convmixer"
+    transformer = "transformer"
+
+
+@main.command()
+def bench(
+    models: Annotated[
+        list[BenchModel] | None, typer.Argument(metavar="MODEL", help="Models to train; all if none is given.")
+    ] = None,
+    only: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Only optimizers of such a name, as in 'INGD dense*'; may be repeated."),
+    ] = None,
+    limit: Annotated[
+        bool, typer.Option("--limit", help="Show the least time that dense INGD could take on this machine.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(min=2, help="Timed turns of each optimizer, of ten steps each.")] = 7,
+    output: Annotated[Path, typer.Option(help="Folder for the results.")] = Path("bench"),
+    show: Annotated[bool, typer.Option("--list", help="List the optimizers of each model, and run nothing.")] = False,
+) -> None:
+    """Time training steps of INGD, KFAC and other optimizers, and measure their memory.
+
+    All optimizers of a model take turns in one process, with one BLAS thread. Times are CPU time.
+
+    singd, SOAP and Muon take part if they are installed: they come with the extra 'bench'.
+
+    Writes results.json, table.md and a bar chart of each model into OUTPUT.
+
+    All models with all optimizers take about an hour; the MLP takes ten minutes.
+    """
+    import torch
+    from threadpoolctl import threadpool_limits
+
+    from .experiments import bench as benchmark
+
+    torch.set_num_threads(1)
+    names = [model.value for model in models or BenchModel]
+    try:
+        benchmark.check_patterns(names, only or [])
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="'--only'") from None
+    if show:
+        typer.echo(benchmark.listing(names, only or []))
+        return
+    try:
+        with threadpool_limits(1):
+            benchmark.bench(names, only or [], rounds=rounds, with_limit=limit, output=output)
+    except KeyboardInterrupt:
+        typer.echo(f"Interrupted. Models that are finished are in {output}.", err=True)
         raise typer.Exit(130) from None
     except OSError as error:
         typer.echo(f"cannot write to --output {output}: {error}; choose another folder", err=True)

@@ -1,0 +1,53 @@
+"""What a training step costs: INGD in each structure beside SGD, AdamW, KFAC, singd, SOAP and Muon on four models.
+
+    python benchmarks/steps.py [MODEL ...] [--rounds N] [--write]
+
+The measurements of ``gnomon bench --limit``. ``--write`` puts them into benchmarks/RESULTS.md, and the chart into
+docs/figures.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+from pathlib import Path
+
+import report
+import torch
+
+from gnomon.experiments import bench
+from gnomon.experiments.bench_models import MODELS
+
+torch.set_num_threads(1)
+
+CHART = Path(__file__).parent.parent / "docs" / "figures" / "bench.png"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(MODELS)}; all if none is given")
+    parser.add_argument("--rounds", type=int, default=7, help="timed turns of each optimizer, at least 2")
+    parser.add_argument("--output", type=Path, default=Path("bench"), help="folder for the charts of each model")
+    parser.add_argument("--write", action="store_true", help="put the result into benchmarks/RESULTS.md")
+    options = parser.parse_args()
+    if unknown := set(options.models) - set(MODELS):
+        parser.error(f"there is no model {', '.join(sorted(unknown))}; choose from {', '.join(MODELS)}")
+    if options.rounds < 2:
+        parser.error(f"--rounds must be at least 2, got {options.rounds}")
+
+    names = options.models or list(MODELS)
+    reports = bench.bench(names, [], rounds=options.rounds, with_limit=True, output=options.output)
+    if options.write:
+        tables = "\n\n".join(bench.markdown(r) for r in reports)
+        made = f"`python benchmarks/steps.py --write`, on {report.machine('singd', 'pytorch_optimizer')}."
+        note = "Muon multiplies in bfloat16, which is slow on CPUs without instructions for it."
+        text = f"## Training steps\n\n{made} The optimizers of a model take turns.\n\n{bench.LEGEND} {note}\n\n{tables}"
+        report.write("steps", text, bench.as_data(reports))
+        bench.chart(reports, CHART)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,276 @@
+"""``gnomon bench``: what training steps of each optimizer cost, as a table, a bar chart and JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import warnings
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullLocator
+from rich import box
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
+
+from .bench_limit import limit, multiplication_rate
+from .bench_measure import Figures, measure
+from .bench_models import GRADIENT_ONLY, MODELS, UNIT, Contestant, Model, contestants
+from .trials import write_atomically
+
+PACKAGES = ("gnomon", "torch", "singd", "pytorch_optimizer")
+NARROW = 100
+"""On a terminal with fewer columns the quartiles are left to the files."""
+COLORS = {"INGD": "C3", "KFAC": "C1", "singd": "C0", "SOAP": "C0", "Muon": "C0"}
+LEGEND = (
+    "ms: CPU time of a step, the median of the turns. x SGD: as a multiple of SGD's, with its quartiles. work: the "
+    "part of the time that is not the gradient's. state: of the optimizer, between steps. peak: what a step needs for "
+    "a while, beyond that and what the gradient needs. limit: the least time of INGD's work, by its multiplications; "
+    "work / limit: how far it is from that."
+)
+
+
+@dataclass
+class Report:
+    """All figures of one model."""
+
+    model: Model
+    figures: list[Figures]
+
+    def find(self, contestant: Contestant) -> Figures:
+        return next(f for f in self.figures if f.name == contestant.name)
+
+    @property
+    def measured(self) -> list[dict[str, Any]]:
+        """Of each contestant that did not fail, what its figures mean."""
+        return [self._meaning(figures) for figures in self.figures if figures.failure is None]
+
+    @property
+    def failures(self) -> dict[str, str]:
+        return {figures.name: figures.failure for figures in self.figures if figures.failure is not None}
+
+    def _meaning(self, figures: Figures) -> dict[str, Any]:
+        gradient, unit = self.find(GRADIENT_ONLY), self.find(UNIT).median
+        work = figures.median - gradient.median
+        return {
+            "name": figures.name,
+            "seconds": figures.median,
+            "turns": len(figures.seconds),
+            "multiple": figures.median / unit,
+            "quartiles": [figures.quartiles[0] / unit, figures.quartiles[2] / unit],
+            "work": work,
+            "part of work": work / figures.median,
+            "state bytes": figures.state_bytes,
+            "peak bytes": figures.peak_bytes - gradient.peak_bytes,
+            "limit": figures.limit,
+            "multiple at the limit": None if figures.limit is None else (gradient.median + figures.limit) / unit,
+            "work over limit": None if figures.limit is None else work / figures.limit,
+        }
+
+
+# ---------------------------------------------------------------------- who takes part
+def selected(model: Model, patterns: list[str]) -> list[Contestant]:
+    """The contestants whose names match one of the patterns, or all where there are none."""
+    found = contestants(model)
+    if not patterns:
+        return found
+    return [c for c in found if any(fnmatchcase(c.name.lower(), pattern.lower()) for pattern in patterns)]
+
+
+def check_patterns(names: list[str], patterns: list[str]) -> None:
+    """Raise for a pattern that no contestant of these models matches."""
+    for pattern in patterns:
+        if not any(selected(MODELS[name], [pattern]) for name in names):
+            raise ValueError(
+                f"{pattern!r} matches no optimizer of {', '.join(names)}; --list shows their names, and * stands for "
+                "any characters, as in 'INGD*'"
+            )
+
+
+def listing(names: list[str], patterns: list[str]) -> str:
+    """The contestants of each model, for people."""
+    parts = []
+    for name in names:
+        lines = [
+            f"  {c.name}" + ("" if c.installed else f" ({c.package} is not installed)")
+            for c in selected(MODELS[name], patterns)
+        ]
+        parts.append("\n".join([f"{name}: {MODELS[name].title}", *lines]))
+    return "\n\n".join(parts)
+
+
+# ---------------------------------------------------------------------- running
+def bench(
+    names: list[str],
+    patterns: list[str],
+    rounds: int,
+    with_limit: bool,
+    output: Path,
+    console: Console | None = None,
+) -> list[Report]:
+    """Measure the models one after the other; what is finished is printed and written at once."""
+    console = console or Console()
+    output.mkdir(parents=True, exist_ok=True)
+    reports: list[Report] = []
+    for name in names:
+        reports.append(measured_model(MODELS[name], selected(MODELS[name], patterns), rounds, with_limit, console))
+        console.print(terminal_table(reports[-1], console.width))
+        for who, why in reports[-1].failures.items():
+            console.print(f"not measured: {who}: {why}", soft_wrap=True, highlight=False, markup=False)
+        write(reports, output)
+    console.print(f"\n{LEGEND}", highlight=False)
+    console.print(f"Results: {output / 'results.json'}, table.md and a chart of each model", soft_wrap=True)
+    return reports
+
+
+def measured_model(
+    model: Model, chosen: list[Contestant], rounds: int, with_limit: bool, console: Console | None = None
+) -> Report:
+    """The figures of one model, with limits where they are asked for and known."""
+    with warnings.catch_warnings(), Progress(console=console, transient=True) as progress:
+        warnings.simplefilter("ignore")  # other packages warn of what is slow in them
+        bar = progress.add_task(model.name, total=(len(chosen) + 2) * (rounds + 1))
+        report = Report(
+            model,
+            measure(
+                model,
+                chosen,
+                rounds,
+                lambda what: progress.update(bar, advance=1, description=f"{model.name}: {what}"),
+            ),
+        )
+    if with_limit:
+        rate = multiplication_rate()
+        for contestant in chosen:
+            if contestant.has_limit:
+                report.find(contestant).limit = limit(model, contestant.settings, rate)
+    return report
+
+
+# ---------------------------------------------------------------------- output
+def write(reports: list[Report], output: Path) -> None:
+    """JSON, the tables and the charts."""
+    write_atomically(output / "results.json", json.dumps(as_data(reports), indent=1) + "\n")
+    tables = "\n\n".join(markdown(report) for report in reports)
+    write_atomically(output / "table.md", f"{tables}\n\n{LEGEND}\n\n{machine()}\n")
+    for report in reports:
+        chart([report], output / f"{report.model.name}.png")
+
+
+def as_data(reports: list[Report]) -> dict[str, Any]:
+    """All that was measured; seconds are of one step."""
+    return {
+        "machine": machine(),
+        "models": {
+            report.model.name: {
+                "title": report.model.title,
+                "measured": report.measured,
+                "failures": report.failures,
+                "seconds": {figures.name: figures.seconds for figures in report.figures if figures.seconds},
+            }
+            for report in reports
+        },
+    }
+
+
+def machine() -> str:
+    """What the figures were measured on."""
+    versions = []
+    for package in PACKAGES:
+        try:
+            versions.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            versions.append(f"{package} not installed")
+    cpu = platform.processor() or platform.machine()
+    return f"{cpu}; Python {platform.python_version()}, {', '.join(versions)}; {torch.get_num_threads()} BLAS thread"
+
+
+def cells(report: Report) -> tuple[list[str], list[list[str]]]:
+    """The header and the rows of a table; limits only where there are some."""
+    header = ["optimizer", "ms", "x SGD", "quartiles", "work", "state MB", "peak MB"]
+    with_limit = any(row["limit"] is not None for row in report.measured)
+    rows = []
+    for row in report.measured:
+        low, high = row["quartiles"]
+        line = [row["name"], f"{1e3 * row['seconds']:.1f}", f"{row['multiple']:.2f}", f"{low:.2f}-{high:.2f}"]
+        line += [
+            f"{100 * row['part of work']:.0f}%",
+            f"{row['state bytes'] / 1e6:.1f}",
+            f"{row['peak bytes'] / 1e6:.1f}",
+        ]
+        if with_limit and row["limit"] is not None:
+            line += [f"{1e3 * row['limit']:.1f}", f"{row['work over limit']:.1f}"]
+        elif with_limit:
+            line += ["", ""]
+        rows.append(line)
+    return [*header, "limit ms", "work / limit"] if with_limit else header, rows
+
+
+def markdown(report: Report) -> str:
+    """The table of a model, and what is missing from it."""
+    header, rows = cells(report)
+    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
+    table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
+    failures = "".join(f"\n- not measured: {who}: {why}" for who, why in report.failures.items())
+    return f"### {report.model.title}\n\n{table}" + (f"\n{failures}" if failures else "")
+
+
+def terminal_table(report: Report, width: int) -> Table:
+    header, rows = cells(report)
+    shown = [i for i, name in enumerate(header) if name != "quartiles" or width >= NARROW]
+    table = Table(
+        title=report.model.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    for i in shown:
+        words = header[i] == "optimizer"
+        table.add_column(header[i], justify="left" if words else "right", no_wrap=words)
+    for row in rows:
+        table.add_row(*[row[i] for i in shown])
+    return table
+
+
+def chart(reports: list[Report], path: Path) -> None:
+    """Bars of the time of a step as a multiple of SGD's, a panel a model, two beside each other."""
+    longest = max(len(report.measured) for report in reports)
+    columns = min(len(reports), 2)
+    lines = math.ceil(len(reports) / columns)
+    canvas = Figure(figsize=(6.5 * columns, lines * (1.5 + 0.24 * longest)), layout="constrained")
+    for place, report in enumerate(reports, start=1):
+        _bars(canvas.add_subplot(lines, columns, place), report)
+    canvas.savefig(path, dpi=110)
+
+
+def _bars(axes: Axes, report: Report) -> None:
+    """Bars begin at SGD's time; the axis is logarithmic, since some are hundreds of times as long."""
+    rows = report.measured
+    for place, row in enumerate(rows):
+        low, high = row["quartiles"]
+        color = COLORS.get(row["name"].split()[0], "grey")
+        axes.barh(place, row["multiple"] - 1, left=1, color=color, height=0.7)
+        axes.plot([low, high], [place, place], color="black", linewidth=1)
+        text = f"{row['multiple']:.2f}" if row["multiple"] < 10 else f"{row['multiple']:.0f}"
+        axes.annotate(text, (max(high, 1), place), (4, 0), textcoords="offset points", va="center", fontsize=8)
+    limits = [(row["multiple at the limit"], place) for place, row in enumerate(rows) if row["limit"] is not None]
+    if limits:
+        axes.plot(*zip(*limits, strict=True), "k|", markersize=11, markeredgewidth=2, label="limit of this machine")
+        axes.legend(frameon=False, fontsize=8)
+    axes.axvline(1, color="grey", linewidth=0.8)
+    axes.set_xscale("log")
+    longest = max(row["quartiles"][1] for row in rows)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5) if longest > 10 else (1, 1.5, 2, 3, 5)))
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlim(right=1.4 * longest)
+    axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("CPU time of a step, as a multiple of SGD's")
+    axes.set_title(report.model.title, fontsize=10)
+    axes.spines[["top", "right"]].set_visible(False)

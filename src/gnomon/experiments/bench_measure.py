@@ -1,0 +1,204 @@
+"""Time and memory of training steps, the optimizers of a model taking turns."""
+
+from __future__ import annotations
+
+import math
+import statistics
+import time
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from .bench_models import GRADIENT_ONLY, UNIT, Contestant, Model
+
+SLOW = 20
+"""How many times slower than SGD an optimizer may be and still have all rounds."""
+SLOW_ROUNDS = 2
+
+
+@dataclass
+class Figures:
+    """What was measured of one contestant."""
+
+    name: str
+    seconds: list[float] = field(default_factory=list)
+    """Process CPU time of a step, the mean of each turn."""
+    state_bytes: int = 0
+    peak_bytes: int = 0
+    """Of the tensors that live at once in a turn, beyond those that live at its begin."""
+    limit: float | None = None
+    """The least seconds of optimizer work a step, where it is known."""
+    failure: str | None = None
+
+    @property
+    def quartiles(self) -> tuple[float, float, float]:
+        """Of the seconds a step; the second is the median."""
+        low, middle, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        return low, middle, high
+
+    @property
+    def median(self) -> float:
+        return self.quartiles[1]
+
+
+class Run:
+    """A contestant with a model of its own, between its turns."""
+
+    def __init__(self, model: Model, contestant: Contestant) -> None:
+        self.model, self.steps, self.figures = model, contestant.steps, Figures(contestant.name)
+        self.network, self.batch = model.build(), model.batch()
+        self.optimizer = contestant.build(self.network)
+
+    def turn(self) -> None:
+        """Some steps of training."""
+        loss = math.nan
+        for _ in range(self.steps):
+            self.optimizer.zero_grad()
+            value = self.model.loss(self.network, self.batch)
+            value.backward()
+            self.optimizer.step()
+            loss = value.item()
+        if not math.isfinite(loss):
+            raise ArithmeticError(f"the loss became {loss}: what such a run takes is not what training takes")
+
+    def warm_up(self) -> None:
+        """Two turns that are not timed: the memory of the second is measured, when all state is there."""
+        with MemoryTracker() as tracker:
+            self.turn()
+            begin = tracker.restart()
+            self.turn()
+        self.figures.peak_bytes = tracker.peak - begin
+        self.figures.state_bytes = state_bytes(self.optimizer)
+
+    def timed_turn(self) -> None:
+        """A turn whose time is noted."""
+        start = time.process_time()
+        self.turn()
+        self.figures.seconds.append((time.process_time() - start) / self.steps)
+
+
+def measure(
+    model: Model, chosen: list[Contestant], rounds: int, report: Callable[[str], None] = lambda what: None
+) -> list[Figures]:
+    """Figures of the gradient alone, of SGD and of the chosen ones, interleaved.
+
+    What fails, or is not installed, has a failure instead of times, and the others go on. ``report`` is told what is
+    done, turn by turn.
+    """
+    runs: dict[str, Run] = {}
+    results: list[Figures] = []
+    for contestant in _with_units(chosen):
+        report(f"{contestant.name}: warming up")
+        results.append(_started(model, contestant, runs))
+    for number in range(rounds):
+        for name, run in list(runs.items()):
+            if number >= SLOW_ROUNDS and _is_slow(run, runs[UNIT.name]):
+                continue
+            report(f"{name}: round {number + 1} of {rounds}")
+            if failure := _failure_of(run.timed_turn):
+                run.figures.failure = failure
+                del runs[name]
+    return results
+
+
+def _with_units(chosen: list[Contestant]) -> list[Contestant]:
+    return [GRADIENT_ONLY, UNIT, *(contestant for contestant in chosen if contestant is not UNIT)]
+
+
+def _started(model: Model, contestant: Contestant, runs: dict[str, Run]) -> Figures:
+    """The figures of a contestant, whose run is added to ``runs`` if it can be built and warmed up."""
+    if not contestant.installed:
+        return Figures(contestant.name, failure=f"{contestant.package} is not installed")
+    made: list[Run] = []
+    failure = _failure_of(lambda: made.append(Run(model, contestant))) or _failure_of(made[0].warm_up)
+    if failure:
+        return Figures(contestant.name, failure=failure)
+    runs[contestant.name] = made[0]
+    return made[0].figures
+
+
+def _failure_of(action: Callable[[], None]) -> str | None:
+    """The first line of the error that an action ends with, if it does."""
+    try:
+        action()
+    except Exception as error:
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+def _is_slow(run: Run, unit: Run) -> bool:
+    return run.figures.seconds[0] > SLOW * unit.figures.seconds[0]
+
+
+# ---------------------------------------------------------------------- memory
+class MemoryTracker(TorchDispatchMode):
+    """Counts the bytes of tensors from when an operation makes them until they are freed.
+
+    Tensors from before count when they are freed, if an operation has used them. What an operation allocates and frees
+    within itself is not seen.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._known: dict[int, weakref.finalize[Any, Any]] = {}
+
+    def restart(self) -> int:
+        """Begin anew with the peak, and give the bytes at this moment."""
+        self.peak = self.now
+        return self.now
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        for leaf in tree_leaves((args, kwargs)):
+            self._follow(leaf, is_new=False)
+        result = func(*args, **kwargs)
+        for leaf in tree_leaves(result):
+            self._follow(leaf, is_new=True)
+        return result
+
+    def __exit__(self, *error: Any) -> None:
+        super().__exit__(*error)
+        for finalizer in self._known.values():
+            finalizer.detach()
+
+    def _follow(self, leaf: object, is_new: bool) -> None:
+        if not isinstance(leaf, Tensor):
+            return
+        storage = leaf.untyped_storage()
+        if storage._cdata not in self._known:
+            size = storage.nbytes()
+            self._known[storage._cdata] = weakref.finalize(storage, self._forget, storage._cdata, size)
+            self.now += size if is_new else 0
+            self.peak = max(self.peak, self.now)
+
+    def _forget(self, key: int, size: int) -> None:
+        self.now -= size
+        del self._known[key]
+
+
+def state_bytes(optimizer: Optimizer) -> int:
+    """Bytes of all tensors in the state, or what the optimizer says where that is more."""
+    storages = {t.untyped_storage()._cdata: t.untyped_storage().nbytes() for t in _tensors(optimizer.state_dict())}
+    told: Callable[[], int] = getattr(optimizer, "memory_usage", lambda: 0)
+    return max(sum(storages.values()), told())
+
+
+def _tensors(value: object) -> Iterator[Tensor]:
+    """The tensors in nested containers, and in objects such as singd's matrices."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for part in value.values():
+            yield from _tensors(part)
+    elif isinstance(value, (list, tuple)):
+        for part in value:
+            yield from _tensors(part)
+    elif hasattr(value, "__dict__"):
+        yield from _tensors(vars(value))
