@@ -89,7 +89,10 @@ class _RowMeter:
         self._approx, self._subsample = approx, subsample
         matrices: list[Matrix] = find_matrices(network)
         self._views: dict[nn.Module, ModuleLayer] = {v.module: v for matrix in matrices for v in matrix.views}
-        self._capture = Capture(network, list(self._views), self._note)
+        self._capture = Capture(network, list(self._views), self._wants, self._note)
+
+    def _wants(self, module: nn.Module, x: Tensor) -> bool:
+        return True
 
     def _note(self, module: nn.Module, x: Tensor, g: Tensor, _: int) -> None:
         view = self._views[module]

@@ -300,9 +300,20 @@ class Group(ABC):
         """``<E_j, M - I>`` in the memory of ``<E_j, M>``, which must be a fresh result."""
         return accumulate(covector, self.dual(self.identity_like(covector)), -1)
 
+    def congruent(self, a: Element, half: Element) -> Element:
+        """``<E_j, A^T H>`` where H holds the entries of ``S A`` for a symmetric S; a fresh result."""
+        return self.pullback(a, half)
+
     def steepest(self, covector: Element) -> Element:
-        """``2 D . D . <E_j, M>``: the algebra element along which ``<N, M>`` grows fastest; M/2 where it is dense."""
+        """``2 D . D . <E_j, M>`` for a symmetric M: the algebra element along which ``<N, M>`` grows fastest.
+
+        It may be in the memory of the covector, which must be a fresh result.
+        """
         return times(2, self.scale(self.scale(covector)))
+
+    def advance(self, a: Element, n: Element, order: int | None) -> Element:
+        """:meth:`move` along ``N = D . eta``, in the coordinate space of the group."""
+        return self.move(a, n, order)
 
     def compress(self, n: Element) -> Tensor:
         """An algebra element ``D . eta`` as one tensor that holds every number once."""

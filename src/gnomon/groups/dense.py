@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import symmetric
 from .base import Element, Group, positive_size, widen
-from .symmetric import pack, packed_size, unpack
 
 
 def solve_rows(matrix: Tensor, rows: Tensor, transpose: bool) -> Tensor:
@@ -57,22 +57,42 @@ class Dense(Group):
     def trace(self, covector: Element) -> Tensor:
         return covector[0].diagonal(dim1=-2, dim2=-1).sum(-1)
 
+    def squared_norm(self, a: Element) -> Tensor:
+        return torch.linalg.vector_norm(a[0], dim=(-2, -1)).square()
+
     def subtract_identity(self, covector: Element) -> Element:
         covector[0].diagonal(dim1=-2, dim2=-1).sub_(1)
         return covector
 
     def steepest(self, covector: Element) -> Element:
-        return (torch.add(covector[0], covector[0].mT).mul_(0.25),)
+        return (covector[0].mul_(0.5),)
+
+    def congruent(self, a: Element, half: Element) -> Element:
+        return (symmetric.product(a[0].mT, half[0]),)
+
+    def gram(self, a: Element, x: Tensor) -> Element:
+        xa = x @ a[0]
+        return (symmetric.product(xa.mT, xa),)
+
+    def advance(self, a: Element, n: Element, order: int | None) -> Element:
+        if order != 2:
+            return self.move(a, n, order)
+        change = symmetric.product(n[0], n[0]).mul_(0.5).add_(n[0])  # n is symmetric
+        return ((a[0] @ change).add_(a[0]),)
+
+    def squared(self, a: Element) -> Tensor:
+        """``A A^T``."""
+        return symmetric.product(a[0], a[0].mT)
 
     @property
     def compressed_shape(self) -> tuple[int, ...]:
-        return (packed_size(self.k),)
+        return (symmetric.packed_size(self.k),)
 
     def compress(self, n: Element) -> Tensor:
-        return pack(n[0])
+        return symmetric.pack(n[0])
 
     def expand(self, compressed: Tensor) -> Element:
-        return (unpack(compressed, self.k),)
+        return (symmetric.unpack(compressed, self.k),)
 
     def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
         return (grad[0] @ a[0].mT,) if left else (a[0].mT @ grad[0],)

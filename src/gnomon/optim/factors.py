@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..groups import Diagonal, Element, Group
-from ..groups.base import add, align
+from ..groups.base import align
 from . import forms
 
 
@@ -282,16 +282,23 @@ def _sum(group: Group, a: Element | None, one: Moment, other: Moment) -> Moment:
 
 def _half_projected(group: Group, a: Element, sight: Sight, damping: Tensor, limit: float) -> Element:
     """``1/2 P( A^T S A + damping A^T A - I )``, no longer than ``limit``."""
-    inner = _scaled(damping, group.dual(a))
-    if sight.half is not None:
-        inner = add(inner, _scaled(sight.weight, sight.half))  # damping is added inside: one product less
-    m = group.pullback(a, inner)
+    if sight.half is not None:  # damping is added inside: one product less
+        inner = _weighted(_scaled(damping, group.dual(a)), sight.half, sight.weight)
+        m = group.congruent(a, inner)
+    else:
+        m = tuple(block.mul_(align(damping, block)) for block in group.congruent(a, group.dual(a)))
     if sight.seen is not None:
-        m = tuple(block.addcmul_(seen, align(sight.weight, seen)) for block, seen in zip(m, sight.seen, strict=True))
+        m = _weighted(m, sight.seen, sight.weight)
     m = group.steepest(group.subtract_identity(m))
-    if not math.isfinite(limit):
-        return m
-    return _scaled((limit / group.norm_estimate(m)).clamp(max=1), m)
+    if math.isfinite(limit):
+        cut = (limit / group.norm_estimate(m)).clamp(max=1)
+        m = tuple(block.mul_(align(cut, block)) for block in m)
+    return m
+
+
+def _weighted(element: Element, other: Element, weight: Tensor) -> Element:
+    """``element + weight other``, in the memory of the first."""
+    return tuple(block.addcmul_(more, align(weight, more)) for block, more in zip(element, other, strict=True))
 
 
 def _scaled(factor: Tensor, element: Element) -> Element:

