@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gnomon import groups
-from gnomon.optim.factors import Curvature, KroneckerFactors, Sight, squared
+from gnomon.optim.factors import Curvature, KroneckerFactors, Sight
 from gnomon.testing import random_element
 
 F64 = torch.float64
@@ -96,7 +96,9 @@ def test_preconditioning_is_the_product_of_both_sides(left, right):
     _, k, c, _, _ = setting(left, right)
     matrix = torch.randn(2, right.k, left.k, dtype=F64)
     K, C = left.to_dense(k), right.to_dense(c)
-    torch.testing.assert_close(squared(right, c, squared(left, k, matrix).mT).mT, C @ C.mT @ matrix @ K @ K.mT)
+    torch.testing.assert_close(
+        right.apply_squared(c, left.apply_squared(k, matrix).mT).mT, C @ C.mT @ matrix @ K @ K.mT
+    )
 
 
 def test_the_fixed_point_of_gradient_curvature():

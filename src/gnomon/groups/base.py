@@ -263,6 +263,15 @@ class Group(ABC):
         rows = x.expand(*shape, self.k).reshape(samples, *batch, self.k).movedim(0, -2)
         return operation(rows).movedim(-2, 0).reshape(*shape, self.k)
 
+    def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
+        """``A A^T x`` for each row ``x`` of ``(*batch, n, k)``; with ``overwrite`` it may be in the rows' memory."""
+        return self.apply(a, self.apply(a, rows, transpose=True))
+
+    @property
+    def row_cost(self) -> int:
+        """About how many multiplications :meth:`apply_squared` takes for a row."""
+        return 2 * self.numel
+
     def gram(self, a: Element, x: Tensor) -> Element:
         """``<E_j, A^T X^T X A>`` from rows ``X`` of shape ``(*batch, n, k)``, without a k x k matrix."""
         xa = self.apply(a, x, transpose=True)

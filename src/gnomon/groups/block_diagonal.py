@@ -58,6 +58,9 @@ class BlockDiagonal(Group):
     def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return self._join(self._each(lambda g, a, x: (g.apply(a, x[0], transpose),), a, self._split(rows)))
 
+    def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
+        return self._join(self._each(lambda g, a, x: (x[0] @ g.squared(a),), a, self._split(rows)))
+
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return self._join(self._each(lambda g, a, x: (g.apply_inverse(a, x[0], transpose),), a, self._split(rows)))
 

@@ -14,6 +14,26 @@ from .diagonal import Diagonal, Fixed
 from .operator import SymmetricOperator
 
 
+def _assign(place: Tensor, value: Tensor) -> None:
+    if value is not place:
+        place.copy_(value)
+
+
+def _product(rows: Tensor, thin: Tensor) -> Tensor:
+    """``rows thin``; where the rows are columns in memory the transposed product is ten times as quick."""
+    return rows @ thin if rows.stride(-1) == 1 else (thin.mT @ rows.mT).mT
+
+
+def _add_product(rows: Tensor, x: Tensor, y: Tensor) -> None:
+    """``rows + x y`` in the memory of the rows, which may be that of a transposed matrix."""
+    if not rows.ndim == x.ndim == y.ndim == 3:
+        rows.add_(x @ y)
+    elif rows.stride(-1) == 1:
+        rows.baddbmm_(x, y)
+    else:
+        rows.mT.baddbmm_(y.mT, x.mT)
+
+
 class BlockTriangular(Group):
     """Groups on the diagonal, dense coupling below (or above) it.
 
@@ -77,6 +97,29 @@ class BlockTriangular(Group):
         if transpose:
             return self._join(y_s + x_t @ coupling, y_t)
         return self._join(y_s, y_t + x_s @ coupling.mT)
+
+    def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
+        """With ``A = [[S, 0], [C, T]]`` (source, then target), by products with matrices as thin as the smaller part.
+
+        ``A A^T = H H^T + [[0, 0], [0, T T^T]]`` with ``H = [S; C]``, and as well
+        ``[[S S^T, S C^T], [C S^T, C C^T + T T^T]]``.
+        """
+        a_s, a_t, coupling = self._open(a)
+        result = rows if overwrite else rows.clone()
+        x_s, x_t = self._split(result)
+        if self.source.k <= self.target.k:
+            thin = self._join(self.source.to_dense(a_s).mT, coupling.mT)
+            inner = _product(rows, thin.mT)
+            _assign(x_t, self.target.apply_squared(a_t, x_t, overwrite=True))
+            x_s.zero_()
+            _add_product(result, inner, thin)
+            return result
+        crossed, t = self.source.apply(a_s, coupling), self.target.to_dense(a_t)
+        y_t = _product(x_t, coupling @ coupling.mT + t @ t.mT) + _product(x_s, crossed.mT)
+        _assign(x_s, self.source.apply_squared(a_s, x_s, overwrite=True))
+        _add_product(x_s, x_t, crossed)
+        x_t.copy_(y_t)
+        return result
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         a_s, a_t, coupling = self._open(a)

@@ -80,6 +80,10 @@ class Dense(Group):
         change = symmetric.product(n[0], n[0]).mul_(0.5).add_(n[0])  # n is symmetric
         return ((a[0] @ change).add_(a[0]),)
 
+    @property
+    def row_cost(self) -> int:
+        return self.k**2  # by the product of A with itself, which can be kept
+
     def squared(self, a: Element) -> Tensor:
         """``A A^T``."""
         return symmetric.product(a[0], a[0].mT)

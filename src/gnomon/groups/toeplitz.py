@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from torch import Tensor
@@ -15,10 +16,17 @@ def _fft_product(x: Tensor, y: Tensor, correlate: bool = False) -> Tensor:
     k = x.shape[-1]
     if x.numel() == 0 or y.numel() == 0:  # an empty batch, which FFTs refuse
         return x * y
-    length = 1 << (2 * k - 2).bit_length()  # the power of two that holds a convolution without wrapping
+    length = _fast_length(2 * k - 1)  # holds a convolution without wrapping
     x_hat, y_hat = torch.fft.rfft(widen(x), length), torch.fft.rfft(widen(y), length)
     product = torch.fft.irfft(x_hat * (y_hat.conj() if correlate else y_hat), length)
     return product[..., :k].to(x.dtype)
+
+
+@functools.lru_cache(maxsize=64)
+def _fast_length(least: int) -> int:
+    """The smallest length with no prime factor above 5, for which FFTs are quick, and even."""
+    powers = [2**i * 3**j * 5**k for i in range(1, 40) for j in range(6) for k in range(4)]
+    return min(length for length in powers if length >= least)
 
 
 def _reciprocal(a: Tensor) -> Tensor:
@@ -69,6 +77,11 @@ class Toeplitz(Group):
 
     def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return _fft_product(rows, a[0].unsqueeze(-2), correlate=transpose != self.upper)
+
+    @property
+    def row_cost(self) -> int:
+        # Four transforms of twice the length, at a tenth of a product's speed.
+        return int(10 * 4 * 2 * self.k * max(math.log2(2 * self.k), 1))
 
     # Inverses of power series lose digits: in float64, rounded once.
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:

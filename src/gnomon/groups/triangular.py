@@ -98,6 +98,10 @@ class Triangular(Group):
     def restrict(self, x: Tensor, y: Tensor) -> Element:
         return self._pack(x.mT @ y)
 
+    @property
+    def row_cost(self) -> int:
+        return 2 * self.k**2
+
     def half_seen(self, a: Element, s: Tensor) -> Element:
         return self._pack(s @ self._unpack(a))
 

@@ -264,11 +264,6 @@ class KroneckerFactors:
         )
 
 
-def squared(group: Group, a: Element, rows: Tensor) -> Tensor:
-    """``A A^T x`` for each row x."""
-    return group.apply(a, group.apply(a, rows, transpose=True))
-
-
 def _additive(group: Group, a: Element | None, m: Moment) -> Moment:
     return settled(group, a, m.x) if isinstance(m, Rows) else m
 

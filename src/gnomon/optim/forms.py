@@ -24,9 +24,10 @@ def keep_product(k: int, rows: int, uses: int) -> bool:
     return k < rows * uses
 
 
-def through_rows(n: int, p: int, d: int) -> bool:
+def through_rows(n: int, p: int, d: int, cost_k: int, cost_c: int) -> bool:
     """Whether ``C C^T G K K^T`` is found as ``(g C C^T)^T (x K K^T)``, where ``G = g^T x``.
 
-    That takes ``n (p^2 + d^2 + p d)`` instead of ``p d (p + d)``.
+    With ``cost_k`` and ``cost_c`` multiplications for a row (``p^2`` and ``d^2`` where dense) that takes
+    ``n (cost_k + cost_c + p d)`` instead of ``d cost_k + p cost_c``.
     """
-    return n * (p * p + d * d + p * d) < p * d * (p + d)
+    return n * (cost_k + cost_c + p * d) < d * cost_k + p * cost_c

@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..groups import Dense, Element, Group
 from ..groups.base import accumulate, align
 from . import forms
-from .factors import Curvature, KroneckerFactors, Sight, joined, squared
+from .factors import Curvature, KroneckerFactors, Sight, joined
 from .layers import Approximation
 from .layerwise import LayerwiseOptimizer
 from .moves import Tracked, cat
@@ -47,10 +47,10 @@ class INGD(LayerwiseOptimizer):
         m_C <- a1 m_C + b1/(2p) ( tr(H_K) H_C + damping tr(K^T K) C^T C - p I )        C <- C Exp(-m_C)
 
     with ``a1 = precond_momentum`` and ``b1 = precond_lr``, and a step goes along ``D = C C^T G K K^T`` for the weight
-    with its bias as a last column. By default, the average of the directions (Nesterov's) is scaled to a root mean
-    square of ``step_rms`` in each layer, as AdamW's steps nearly are::
+    with its bias as a last column. By default, the average B of the directions (Nesterov's) is scaled to
+    a root mean square of ``step_rms`` in each layer, as AdamW's steps nearly are::
 
-        B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay) W - lr step_rms B' / rms(B')
+        B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay) W - lr step_rms B / rms(B)
 
     Beside that the defaults differ from the figure in what keeps it stable: curvature and damping are relative to the
     mean of the layer's curvature, so that the identity is a matched start and the scale of inputs and loss does not
@@ -311,8 +311,12 @@ class INGD(LayerwiseOptimizer):
 
     def _store(self, stack: list[Tracked], key: str, new: Tensor, old: Tensor, group: Settings, finite: Tensor) -> None:
         """The new value, or the old one where the new one is not finite, in the type that is kept."""
-        self._scatter(stack, key, torch.where(align(finite, new), new, old))
         dtype = self._stored_dtype(stack[0])
+        if len(stack) == 1 and dtype == new.dtype:  # in the memory of the old one
+            kept = self._gathered(stack, key)
+            torch.where(align(finite, new), new, kept, out=kept)
+            return
+        self._scatter(stack, key, torch.where(align(finite, new), new, old))
         if dtype != new.dtype:
             for tracked in stack:
                 state = self.state[tracked.layer.weight]
@@ -323,7 +327,9 @@ class INGD(LayerwiseOptimizer):
         return hash((self._seed, group["step"], tracked.index, ("K", "C", "m_K", "m_C").index(key))) % 2**63
 
     # ------------------------------------------------------------------ directions
-    def _times(self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int) -> Tensor:
+    def _times(
+        self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int, overwrite: bool = False
+    ) -> Tensor:
         """``A A^T x`` for each row; the product of a dense A with itself is kept where that pays."""
         factors = stack[0].factors
         group = factors.left if side == "K" else factors.right
@@ -332,7 +338,7 @@ class INGD(LayerwiseOptimizer):
         if isinstance(group, Dense) and self._memory == "default" and forms.keep_product(group.k, rows.shape[-2], uses):
             return rows @ self._product(stack, side, dtype)
         self._started(stack)
-        return squared(group, group.unpack(self._gathered(stack, side).to(dtype)), rows)
+        return group.apply_squared(group.unpack(self._gathered(stack, side).to(dtype)), rows, overwrite)
 
     def _product(self, stack: list[Tracked], side: Literal["K", "C"], dtype: torch.dtype) -> Tensor:
         """``A A^T``, kept until A changes."""
@@ -346,14 +352,6 @@ class INGD(LayerwiseOptimizer):
             for tracked, product in zip(stack, products.chunk(len(stack)), strict=True):
                 tracked.cache[side] = product
         return cat([tracked.cache[side] for tracked in stack])
-
-    def _scales(self, stack: list[Tracked]) -> Tensor:
-        for tracked in stack:
-            if "scale" not in tracked.cache:
-                k, c = self._seen_from(tracked)
-                left, right = tracked.factors.left, tracked.factors.right
-                tracked.cache["scale"] = left.squared_norm(k) * right.squared_norm(c) / (left.k * right.k)
-        return cat([tracked.cache["scale"] for tracked in stack])
 
     def _levels(self, stack: list[Tracked]) -> Tensor | None:
         if not self._fixed["relative"]:
@@ -425,5 +423,5 @@ def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int
             if isinstance(group, Dense):
                 rows @ factor[0]  # by the product of the factor with itself, which is kept
             else:
-                squared(group, factor, rows)
+                group.apply_squared(factor, rows)
     return update + entries, counter.get_total_flops() // 2 + entries

@@ -164,17 +164,13 @@ class KFAC(LayerwiseOptimizer):
         identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
         return torch.where(works, torch.cholesky_inverse(torch.where(works, factor, identity)), math.nan)
 
-    def _times(self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int) -> Tensor:
+    def _times(
+        self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int, overwrite: bool = False
+    ) -> Tensor:
         self._started(stack)
         inverse = self._gathered(stack, "A_inverse" if side == "K" else "S_inverse")
         dtype = torch.promote_types(inverse.dtype, rows.dtype)
         return _times(rows.to(dtype), inverse.to(dtype))
-
-    def _scales(self, stack: list[Tracked]) -> Tensor:
-        self._started(stack)
-        inverses = [self._gathered(stack, f"{name}_inverse") for name in "AS"]
-        left, right = (m if m.ndim == 2 else m.diagonal(dim1=-2, dim2=-1) for m in inverses)
-        return left.mean(-1) * right.mean(-1)
 
     def _levels(self, stack: list[Tracked]) -> None:
         return None

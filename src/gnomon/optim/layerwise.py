@@ -237,12 +237,13 @@ class LayerwiseOptimizer(Optimizer):
         """The factors of layers of one kind follow the curvature; where ``ok`` is False they stay."""
 
     @abstractmethod
-    def _times(self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int) -> Tensor:
-        """A side of the preconditioner times each row, which will be asked for ``uses`` times; K is the inputs'."""
+    def _times(
+        self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int, overwrite: bool = False
+    ) -> Tensor:
+        """A side of the preconditioner times each row, which will be asked for ``uses`` times; K is the inputs'.
 
-    @abstractmethod
-    def _scales(self, stack: list[Tracked]) -> Tensor:
-        """The mean eigenvalue of the preconditioner of each block."""
+        With ``overwrite`` the result may be in the rows' memory.
+        """
 
     @abstractmethod
     def _levels(self, stack: list[Tracked]) -> Tensor | None:
@@ -511,39 +512,24 @@ class LayerwiseOptimizer(Optimizer):
         return layer.matrix(*(torch.zeros_like(p) if p.grad is None else p.grad for p in layer.parameters))
 
     def _preconditioned(self, stack: list[Move]) -> Tensor:
-        """The natural directions of a stack's gradients, ``C C^T G K K^T``, block after block."""
+        """``C C^T G K K^T`` for the gradients of a stack, block after block, as a fresh result."""
         tracked, uses = [move.tracked for move in stack], stack[0].group["interval"]
         if tracked[0].rows is not None:
             x, g = (cat(rows) for rows in zip(*(t.rows for t in tracked if t.rows is not None), strict=True))
             return self._times(tracked, "C", g, uses).mT @ self._times(tracked, "K", x, uses)
         gradients = cat([self._gradient(t) for t in tracked])
+        fresh = len(stack) > 1 or tracked[0].layer.bias is not None  # no view of a gradient
         # The inputs' side comes last, so that the rows of the result lie in memory as the weight's do.
-        return self._times(tracked, "K", self._times(tracked, "C", gradients.mT, uses).mT, uses)
-
-    def _directions(self, stack: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> tuple[Tensor, Tensor]:
-        """Directions of a stack and whether each layer can move: a layer without any gradient stays."""
-        directions = self._preconditioned(stack)
-        counts = [len(move.groups) for move in stack]
-        moves = by_layer([largest[p] for move in stack for p in move.groups], counts).amax(1) > 0
-        finite = torch.linalg.vector_norm(directions.reshape(len(stack), -1), dim=1).isfinite()
-        ok = ok.to(directions.device) & finite
-        # A preconditioner with a mean of 1: as it changes, old and new directions keep their weights in an average.
-        factor = ok.repeat_interleave(len(directions) // len(stack)) / self._scales(
-            [move.tracked for move in stack]
-        ).to(directions)
-        directions.nan_to_num_(0.0, 0.0, 0.0).mul_(align(factor, directions))
-        return directions, ok & moves.to(ok.device)
+        columns = self._times(tracked, "C", gradients.mT, uses, overwrite=fresh)
+        return self._times(tracked, "K", columns.mT, uses, overwrite=True)
 
     def _move(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
         """Move all layers, or replace their gradients; gives whether that could be done."""
         scaled = [move for move in moving if move.group["step_rms"] is not None]
         for same in alike(scaled, lambda m: (id(m.group), m.tracked.layer.weight.dtype, m.tracked.layer.weight.device)):
-            parts: list[list[Part]] = []
-            for stack in self._stacks(same):
-                parts += parts_of(stack, *self._directions(stack, largest, ok))
-            self._move_by_rms(same[0].group, parts)
+            self._move_by_rms(same, largest, ok)
         natural = [move for move in moving if move.group["step_rms"] is None]
-        return self._move_naturally(natural, largest, ok) if natural else ok
+        return self._move_naturally(natural, ok) if natural else ok
 
     def _stacks(self, moving: list[Move]) -> list[list[Move]]:
         """Layers that are preconditioned together."""
@@ -554,24 +540,39 @@ class LayerwiseOptimizer(Optimizer):
 
         return alike(moving, kind)
 
-    def _move_by_rms(self, group: Settings, parts: list[list[Part]]) -> None:
+    def _move_by_rms(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> None:
         """``W <- (1 - lr weight_decay) W - lr D``, D along the average of directions, its root mean square given."""
-        flat = [part for layer in parts for part in layer]
-        directions, gates = [part.direction for part in flat], [part.gate for part in flat]
-        if not self._precondition_only:
-            directions = rules.averaged([self.state[part.p] for part in flat], directions, group["momentum"], gates)
-        lengths = scaled_to(group["step_rms"], directions, [len(layer) for layer in parts])
+        moved: list[Part] = []
+        for stack in self._stacks(moving):
+            directions = self._preconditioned(stack).contiguous()
+            finite = torch.linalg.vector_norm(directions.view(len(stack), -1), dim=1).isfinite()
+            # Without any gradient a layer stays, as its average would shrink while the step does not.
+            peaks = by_layer([largest[p] for move in stack for p in move.groups], [len(m.groups) for m in stack])
+            gates = ok.to(finite.device) & finite & (peaks.amax(1) > 0).to(finite.device)
+            directions.nan_to_num_(0.0, 0.0, 0.0)
+            if not self._precondition_only:
+                self._look_ahead(parts_of(stack, directions, gates, gates), stack[0].group["momentum"])
+            lengths = scaled_to(moving[0].group["step_rms"], directions, len(stack))
+            moved += parts_of(stack, directions, gates, lengths * gates)
         if self._precondition_only:
-            for part, direction, length in zip(flat, directions, lengths, strict=True):
-                _replace_gradient(part, direction * length)
+            for part in moved:
+                _replace_gradient(part, part.direction * part.length)
             return
-        moves = list(zip(flat, directions, torch._foreach_mul(lengths, gates), strict=True))
-        for same in alike(moves, lambda move: id(move[0].group)):
-            params: list[Tensor] = [part.p for part, *_ in same]
-            group, gates = same[0][0].group, [part.gate for part, *_ in same]
-            rules.decoupled(params, [d for _, d, _ in same], [length for *_, length in same], group, gates)
+        for same in alike(moved, lambda part: id(part.group)):
+            params: list[Tensor] = [part.p for part in same]
+            directions_of = [part.direction.to(part.p.dtype) for part in same]
+            lengths_of, gates_of = [part.length for part in same], [part.gate for part in same]
+            rules.decoupled(params, directions_of, lengths_of, same[0].group, gates_of)
 
-    def _move_naturally(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
+    def _look_ahead(self, parts: list[Part], momentum: float) -> None:
+        """Directions become what Nesterov's average of them will be a step later, in place."""
+        new = [part.direction.to(part.p.dtype) for part in parts]
+        rules.averaged([self.state[part.p] for part in parts], new, momentum, [part.gate for part in parts])
+        for part, ahead in zip(parts, new, strict=True):
+            if ahead is not part.direction:
+                part.direction.copy_(ahead)
+
+    def _move_naturally(self, moving: list[Move], ok: Tensor) -> Tensor:
         """``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, all layers or none."""
         stacks = self._stacks(moving)
         found = [self._preconditioned(stack) for stack in stacks]
@@ -582,10 +583,10 @@ class LayerwiseOptimizer(Optimizer):
             levels = self._levels([move.tracked for move in stack])
             natural = natural if levels is None else natural / align(levels, natural).to(natural.dtype)
             natural = torch.where(here, natural, 0)
-            parts += [part for layer in parts_of(stack, natural, here.expand(len(stack))) for part in layer]
+            parts += parts_of(stack, natural, here.expand(len(stack)), here.expand(len(stack)))
         scale = _clipping(parts)
         for same in alike(parts, lambda part: (id(part.group), part.p.dtype, part.p.device)):
-            directions = [part.direction for part in same]
+            directions = [part.direction.to(part.p.dtype) for part in same]
             if scale is not None and same[0].group["kl_clip"] is not None:
                 directions = list(torch._foreach_mul(directions, scale.to(directions[0])))
             if self._precondition_only:

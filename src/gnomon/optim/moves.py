@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from . import rules
 from .factors import KroneckerFactors, Statistics
 from .forms import SMALL
 from .layers import Layer, ModuleLayer
@@ -66,13 +65,15 @@ class Move:
 
 @dataclass
 class Part:
-    """A parameter of a layer with its share of the layer's direction, in the parameter's type."""
+    """A parameter of a layer with its share of the layer's direction."""
 
     p: nn.Parameter
     group: Settings
     direction: Tensor
     gate: Tensor
     """1, or 0 where the parameter must stay."""
+    length: Tensor
+    """What the direction is multiplied with."""
 
 
 def cat(tensors: Sequence[Tensor]) -> Tensor:
@@ -88,43 +89,29 @@ def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[I
     return list(found.values())
 
 
-def parts_of(stack: list[Move], directions: Tensor, ok: Tensor) -> list[list[Part]]:
-    """For each layer its parameters that move, from a batch of all their blocks; ``ok`` is one for each layer."""
+def parts_of(stack: list[Move], directions: Tensor, gates: Tensor, lengths: Tensor) -> list[Part]:
+    """The parameters that move, from a batch of their layers' blocks; each layer has a gate and a length."""
     found = []
-    gates = ok.to(directions.dtype).unbind()
-    for move, gate, matrix in zip(stack, gates, directions.chunk(len(stack)), strict=True):
+    ends = zip(stack, directions.chunk(len(stack)), gates.unbind(), lengths.unbind(), strict=True)
+    for move, matrix, gate, length in ends:
         layer = move.tracked.layer
-        found.append(
-            [
-                Part(p, move.groups[p], part.to(p.dtype), gate.to(p.dtype))
-                for p, part in zip(layer.parameters, layer.tensors(matrix), strict=True)
-                if p in move.groups
-            ]
-        )
+        for p, part in zip(layer.parameters, layer.tensors(matrix), strict=True):
+            if p in move.groups:
+                found.append(Part(p, move.groups[p], part, gate.to(p.dtype), length.to(p.dtype)))
     return found
 
 
 def by_layer(values: Sequence[Tensor], counts: list[int]) -> Tensor:
-    """A number for each part as a table of layers, which have so many parts each; zeros where one has fewer."""
+    """A number for each parameter as a table of layers, with so many each; zeros where one has fewer than another."""
     width, ends, nothing = max(counts), iter(values), torch.zeros_like(values[0])
     rows = [[*itertools.islice(ends, count), *[nothing] * (width - count)] for count in counts]
     return torch.stack([value for row in rows for value in row]).view(-1, width)
 
 
-def scaled_to(rms: float, directions: list[Tensor], counts: list[int]) -> list[Tensor]:
-    """Bring directions to magnitudes about 1, in place; gives what makes the root mean square of a layer ``rms``.
-
-    ``counts`` is how many of them belong to each layer.
-    """
-    peaks = by_layer(rules.peaks(directions).unbind(), counts).amax(1)
-    largest = torch.where(peaks > 0, peaks, 1)
-    units = [unit.to(d) for unit, d in zip(_for_parts(largest, counts), directions, strict=True)]
-    torch._foreach_div_(directions, units)  # so that no square vanishes or overflows
-    entries = by_layer([d.new_full((), d.numel(), dtype=torch.float32) for d in directions], counts).sum(1)
-    norms = [norm.to(largest.device, torch.float32) for norm in torch._foreach_norm(directions)]
-    length = rms * (entries / by_layer(norms, counts).square().sum(1).clamp(min=1e-30)).sqrt()
-    return [value.to(d) for value, d in zip(_for_parts(length, counts), directions, strict=True)]
-
-
-def _for_parts(values: Tensor, counts: list[int]) -> list[Tensor]:
-    return [value for value, count in zip(values.unbind(), counts, strict=True) for _ in range(count)]
+def scaled_to(rms: float, directions: Tensor, layers: int) -> Tensor:
+    """Bring directions to magnitudes about 1, in place; gives what makes each layer's root mean square ``rms``."""
+    flat = directions.view(layers, -1)
+    low, high = torch.aminmax(flat) if layers == 1 else torch.aminmax(flat, dim=1)  # the first is quicker
+    peaks = torch.maximum(-low, high).view(-1)
+    flat.div_(torch.where(peaks > 0, peaks, 1).unsqueeze(-1))  # so that no square vanishes or overflows
+    return rms * flat.shape[1] ** 0.5 / torch.linalg.vector_norm(flat, dim=1).clamp(min=1e-30)

@@ -37,11 +37,12 @@ def buffers(states: list[State], like: list[Tensor]) -> list[Tensor]:
     return [state["momentum_buffer"] for state in states]
 
 
-def averaged(states: list[State], directions: list[Tensor], momentum: float, gates: list[Tensor]) -> list[Tensor]:
-    """``B <- momentum B + (1 - momentum) D``; gives Nesterov's look ahead, the same once more from B."""
-    average = buffers(states, directions)
-    torch._foreach_lerp_(average, directions, torch._foreach_mul(gates, 1 - momentum))
-    return list(torch._foreach_lerp(average, directions, 1 - momentum))
+def averaged(states: list[State], new: list[Tensor], momentum: float, gates: list[Tensor]) -> list[Tensor]:
+    """``B <- momentum B + (1 - momentum) G``; gives Nesterov's look ahead, the same once more, in the memory of G."""
+    average = buffers(states, new)
+    torch._foreach_lerp_(average, new, torch._foreach_mul(gates, 1 - momentum))
+    torch._foreach_lerp_(new, average, momentum)
+    return new
 
 
 def decay(params: list[Tensor], amount: float, gates: list[Tensor]) -> None:

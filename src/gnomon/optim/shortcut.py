@@ -27,14 +27,11 @@ class Shortcut:
         self._word: Tensor | None = None  # the host's copy of what the device found
 
     def may_serve(self, factors: KroneckerFactors, view: ModuleLayer, x: Tensor, settings: Settings) -> bool:
-        """Whether a batch has so few rows that to precondition them is cheaper, in the gradient's own type.
-
-        That is for dense factors: sparse ones are quick with any gradient.
-        """
-        dense = factors.left.keeps_covariance and factors.right.keeps_covariance
-        if not (dense and view.rows_are_exact and settings.get(VERDICT, True) and x.dtype == view.weight.dtype):
+        """Whether a batch has so few rows that to precondition them is cheaper, in the gradient's own type."""
+        if not (view.rows_are_exact and settings.get(VERDICT, True) and x.dtype == view.weight.dtype):
             return False
-        return forms.through_rows(x.numel() // max(x.shape[-1], 1), view.p, view.d)
+        rows = x.numel() // max(x.shape[-1], 1)
+        return forms.through_rows(rows, view.p, view.d, factors.left.row_cost, factors.right.row_cost)
 
     def verified(self, candidates: list[Tracked], settings: Settings) -> Tensor | None:
         """Drop rows that cannot be used; gives whether the others are right, as a tensor, or None if there are none.
