@@ -7,6 +7,7 @@ from torch import Tensor
 
 from . import symmetric
 from .base import Element, Group, positive_size, widen
+from .products import product, symmetric_product
 
 
 def solve_rows(matrix: Tensor, rows: Tensor, transpose: bool) -> Tensor:
@@ -52,7 +53,7 @@ class Dense(Group):
         return (x.mT @ y,)
 
     def half_seen(self, a: Element, s: Tensor) -> Element:
-        return (s @ a[0],)
+        return (product(s, a[0]),)
 
     def trace(self, covector: Element) -> Tensor:
         return covector[0].diagonal(dim1=-2, dim2=-1).sum(-1)
@@ -68,17 +69,17 @@ class Dense(Group):
         return (covector[0].mul_(0.5),)
 
     def congruent(self, a: Element, half: Element) -> Element:
-        return (symmetric.product(a[0].mT, half[0]),)
+        return (symmetric_product(a[0].mT, half[0]),)
 
     def gram(self, a: Element, x: Tensor) -> Element:
         xa = x @ a[0]
-        return (symmetric.product(xa.mT, xa),)
+        return (symmetric_product(xa.mT, xa),)
 
     def advance(self, a: Element, n: Element, order: int | None) -> Element:
         if order != 2:
             return self.move(a, n, order)
-        change = symmetric.product(n[0], n[0]).mul_(0.5).add_(n[0])  # n is symmetric
-        return ((a[0] @ change).add_(a[0]),)
+        change = symmetric_product(n[0], n[0]).mul_(0.5).add_(n[0])  # n is symmetric
+        return (product(a[0], change).add_(a[0]),)
 
     @property
     def row_cost(self) -> int:
@@ -86,7 +87,7 @@ class Dense(Group):
 
     def squared(self, a: Element) -> Tensor:
         """``A A^T``."""
-        return symmetric.product(a[0], a[0].mT)
+        return symmetric_product(a[0], a[0].mT)
 
     @property
     def compressed_shape(self) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..groups import Diagonal, Element, Group
 from ..groups.base import align
+from ..groups.products import symmetric_product
 from . import forms
 
 
@@ -129,7 +130,7 @@ def settled(group: Group, a: Element | None, rows: Tensor) -> Moment:
     if not rows.is_floating_point():
         return _index_moment(group, a, rows)
     if group.keeps_covariance:
-        return Covariance(rows.mT @ rows)
+        return Covariance(symmetric_product(rows.mT, rows))
     return Seen(group.restrict(rows, rows) if a is None else group.gram(a, rows), _squared_length(rows))
 
 

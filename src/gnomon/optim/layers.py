@@ -44,10 +44,10 @@ class Layer(ABC):
         """What the matrix holds."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
-    def matrix(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Tensors of the shapes of weight and bias as one matrix."""
+    def matrix(self, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Tensors of the shapes of weight and bias as one matrix: a view, or with a bias in memory ``out``."""
         matrix = self._to_matrix(weight)
-        return matrix if bias is None else torch.cat([matrix, bias.reshape(self.blocks, self.d, 1)], -1)
+        return matrix if bias is None else torch.cat([matrix, bias.reshape(self.blocks, self.d, 1)], -1, out=out)
 
     def tensors(self, matrix: Tensor) -> list[Tensor]:
         """The reverse of :meth:`matrix`, in the order of :attr:`parameters`."""
@@ -91,12 +91,15 @@ class ModuleLayer(Layer):
 
     def rows(self, x: Tensor, g: Tensor, approximation: Approximation = "expand") -> tuple[Tensor, Tensor]:
         """``x`` of shape ``(blocks, n, p)`` and ``g`` of shape ``(blocks, n, d)``."""
-        x, g = self.inputs(x), self.outputs(g)
         if approximation == "reduce":
-            x, g = x.mean(2), g.sum(2)
+            x, g = self.mean_inputs(x), self.outputs(g).sum(2)
         else:
-            x, g = x.flatten(1, 2), g.flatten(1, 2)
+            x, g = self.inputs(x).flatten(1, 2), self.outputs(g).flatten(1, 2)
         return (torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1) if self.bias is not None else x), g
+
+    def mean_inputs(self, x: Tensor) -> Tensor:
+        """The means of :meth:`inputs` over positions, ``(blocks, samples, p)``."""
+        return self.inputs(x).mean(2)
 
     rows_are_exact: bool = False
     """Whether the last dimension of an input holds a row each, of which the gradient is the sum of products."""
@@ -201,10 +204,19 @@ class ConvolutionLayer(SpatialLayer):
         self.p = math.prod(module.weight.shape[1:]) + (self.bias is not None)
 
     def inputs(self, x: Tensor) -> Tensor:
+        m = self.module
+        return _patches(self._prepared(x), m.kernel_size, m.stride, m.dilation, self.blocks)
+
+    def mean_inputs(self, x: Tensor) -> Tensor:
+        m = self.module
+        return _mean_patches(self._prepared(x), m.kernel_size, m.stride, m.dilation, self.blocks)
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        """The input as patches are cut from it."""
         m, x = self.module, self._batched(x)
         if self.average and m.groups > 1:
             x = x.unflatten(1, (m.groups, -1)).mean(1)  # before the patches are cut: the same, and cheaper
-        return _patches(self._padded(x), m.kernel_size, m.stride, m.dilation, self.blocks)
+        return self._padded(x)
 
     def outputs(self, g: Tensor) -> Tensor:
         return _channels_last(self._batched(g), self.blocks)
@@ -257,13 +269,26 @@ def _patches(
     x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
 ) -> Tensor:
     """``(groups, samples, positions, channels * kernel)``: what each position of a convolution sees."""
+    if math.prod(kernel) == 1 and set(stride) == {1}:
+        return _channels_last(x, groups)
     for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
         x = x.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
-    samples, channels = x.shape[:2]
     dims = len(kernel)
-    positions = math.prod(x.shape[2 : 2 + dims])
-    x = x.reshape(samples, groups, channels // groups, positions, math.prod(kernel))
-    return x.permute(1, 0, 3, 2, 4).flatten(-2)
+    x = x.unflatten(1, (groups, -1)).movedim(1, 0).movedim(2, 2 + dims)  # views: the values are copied once, below
+    return x.reshape(groups, x.shape[1], math.prod(x.shape[2 : 2 + dims]), -1)
+
+
+def _mean_patches(
+    x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+) -> Tensor:
+    """The mean of :func:`_patches` over positions, from means along one axis after the other, without patches."""
+    for axis in reversed(range(2, 2 + len(kernel))):
+        size, step, gap = kernel[axis - 2], stride[axis - 2], dilation[axis - 2]
+        last = x.shape[axis] - gap * (size - 1) - 1
+        windows = [x.narrow(axis, gap * offset, last // step * step + 1) for offset in range(size)]
+        strided = [window[(slice(None),) * axis + (slice(None, None, step),)] for window in windows]
+        x = torch.stack([window.mean(axis) for window in strided], axis)
+    return x.reshape(x.shape[0], groups, -1).movedim(1, 0)
 
 
 KINDS: dict[type[nn.Module], Callable[..., ModuleLayer]] = {

@@ -18,7 +18,7 @@ from ..manifolds import full_precision
 from . import rules
 from .capture import Capture
 from .factors import KroneckerFactors, Statistics
-from .layers import Approximation, Matrix, ModuleLayer, find_matrices
+from .layers import Approximation, Layer, Matrix, ModuleLayer, find_matrices
 from .moves import Move, Part, Tracked, alike, by_layer, cat, parts_of, scaled_to
 from .sampling import Likelihood, sampled_loss
 from .settings import (
@@ -105,6 +105,7 @@ class LayerwiseOptimizer(Optimizer):
         self._due: set[nn.Parameter] = set()
         self._capture: Capture | None = None
         self._shortcut = Shortcut()
+        self._workspaces: dict[torch.dtype, Tensor] = {}
         self._closed = True
         asked = [checked_group(group) for group in groups]
         super().__init__(self._all_groups(asked), {**chosen, "role": "layer"})
@@ -221,7 +222,7 @@ class LayerwiseOptimizer(Optimizer):
     def __getstate__(self) -> Settings:
         """Copies and pickles have what torch keeps and what is here; the hooks are set anew."""
         own = {k: v for k, v in self.__dict__.items() if k.startswith("_") and not k.startswith(TORCH_OWN)}
-        return {**super().__getstate__(), **own, "_capture": None}
+        return {**super().__getstate__(), **own, "_capture": None, "_workspaces": {}}
 
     def __setstate__(self, state: Settings) -> None:
         super().__setstate__(state)
@@ -441,8 +442,8 @@ class LayerwiseOptimizer(Optimizer):
 
     def _finite_blocks(self, stack: list[Tracked], tensors: Iterable[Tensor], ok: Tensor) -> Tensor:
         """Whether each block may be updated; a layer's blocks all or none. Layers that may not are counted."""
-        norms = [torch.linalg.vector_norm(tensor.flatten(1), dim=1) for tensor in tensors]
-        finite = torch.stack(norms).isfinite().all(0).view(len(stack), -1).all(1)
+        sums = [tensor.sum(tuple(range(1, tensor.ndim))) for tensor in tensors]  # not finite where an entry is not
+        finite = torch.stack(sums).isfinite().all(0).view(len(stack), -1).all(1)
         ok = ok.to(finite.device)
         self._count("skipped_updates", (ok & ~finite).sum())
         return (ok & finite).repeat_interleave(stack[0].layer.blocks)
@@ -506,28 +507,44 @@ class LayerwiseOptimizer(Optimizer):
             rule(list(same), [self.state[p] for p in same], gradients, group_of[same[0]], [gate] * len(same))
 
     # ------------------------------------------------------------------ how layers move
-    def _gradient(self, tracked: Tracked) -> Tensor:
-        """The gradient of a matrix; a bias that is frozen has none."""
+    def _gradient(self, tracked: Tracked, out: Tensor | None = None) -> Tensor:
+        """The gradient of a matrix, in memory ``out`` if it is no view; a bias that is frozen has none."""
         layer = tracked.layer
-        return layer.matrix(*(torch.zeros_like(p) if p.grad is None else p.grad for p in layer.parameters))
+        weight, *bias = (torch.zeros_like(p) if p.grad is None else p.grad for p in layer.parameters)
+        return layer.matrix(weight, *bias[:1], out=out)
 
-    def _preconditioned(self, stack: list[Move]) -> Tensor:
-        """``C C^T G K K^T`` for the gradients of a stack, block after block, as a fresh result."""
+    def _preconditioned(self, stack: list[Move], reuse: bool = False) -> Tensor:
+        """``C C^T G K K^T`` for the gradients of a stack, block after block, as a fresh result.
+
+        With ``reuse`` it may be in memory that the next call will use again.
+        """
         tracked, uses = [move.tracked for move in stack], stack[0].group["interval"]
+        out = self._workspace(tracked[0].layer) if reuse and len(stack) == 1 else None
         if tracked[0].rows is not None:
             x, g = (cat(rows) for rows in zip(*(t.rows for t in tracked if t.rows is not None), strict=True))
-            return self._times(tracked, "C", g, uses).mT @ self._times(tracked, "K", x, uses)
-        gradients = cat([self._gradient(t) for t in tracked])
+            g, x = self._times(tracked, "C", g, uses), self._times(tracked, "K", x, uses)
+            return torch.matmul(g.mT, x, out=out if out is not None and out.dtype == x.dtype else None)
+        gradients = cat([self._gradient(t, out) for t in tracked])
         fresh = len(stack) > 1 or tracked[0].layer.bias is not None  # no view of a gradient
         # The inputs' side comes last, so that the rows of the result lie in memory as the weight's do.
         columns = self._times(tracked, "C", gradients.mT, uses, overwrite=fresh)
         return self._times(tracked, "K", columns.mT, uses, overwrite=True)
 
+    def _workspace(self, layer: Layer) -> Tensor | None:
+        """Memory for a matrix. A processor takes long to get new memory; other devices keep what they had."""
+        weight, shape = layer.weight, (layer.blocks, layer.d, layer.p)
+        if weight.device.type != "cpu":
+            return None
+        known, entries = self._workspaces.get(weight.dtype), math.prod(shape)
+        if known is None or known.numel() < entries:
+            known = self._workspaces[weight.dtype] = weight.new_empty(entries)
+        return known[:entries].view(shape)
+
     def _move(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
         """Move all layers, or replace their gradients; gives whether that could be done."""
         scaled = [move for move in moving if move.group["step_rms"] is not None]
-        for same in alike(scaled, lambda m: (id(m.group), m.tracked.layer.weight.dtype, m.tracked.layer.weight.device)):
-            self._move_by_rms(same, largest, ok)
+        for stack in self._stacks(scaled):
+            self._move_by_rms(stack, largest, ok)
         natural = [move for move in moving if move.group["step_rms"] is None]
         return self._move_naturally(natural, ok) if natural else ok
 
@@ -540,29 +557,28 @@ class LayerwiseOptimizer(Optimizer):
 
         return alike(moving, kind)
 
-    def _move_by_rms(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> None:
+    def _move_by_rms(self, stack: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> None:
         """``W <- (1 - lr weight_decay) W - lr D``, D along the average of directions, its root mean square given."""
-        moved: list[Part] = []
-        for stack in self._stacks(moving):
-            directions = self._preconditioned(stack).contiguous()
-            finite = torch.linalg.vector_norm(directions.view(len(stack), -1), dim=1).isfinite()
-            # Without any gradient a layer stays, as its average would shrink while the step does not.
-            peaks = by_layer([largest[p] for move in stack for p in move.groups], [len(m.groups) for m in stack])
-            gates = ok.to(finite.device) & finite & (peaks.amax(1) > 0).to(finite.device)
-            directions.nan_to_num_(0.0, 0.0, 0.0)
-            if not self._precondition_only:
-                self._look_ahead(parts_of(stack, directions, gates, gates), stack[0].group["momentum"])
-            lengths = scaled_to(moving[0].group["step_rms"], directions, len(stack))
-            moved += parts_of(stack, directions, gates, lengths * gates)
+        group = stack[0].group
+        directions = self._preconditioned(stack, reuse=True).contiguous()
+        finite = torch.linalg.vector_norm(directions.view(len(stack), -1), dim=1).isfinite()
+        # Without any gradient a layer stays, as its average would shrink while the step does not.
+        peaks = by_layer([largest[p] for move in stack for p in move.groups], [len(m.groups) for m in stack])
+        gates = ok.to(finite.device) & finite & (peaks.amax(1) > 0).to(finite.device)
+        parts = parts_of(stack, directions.nan_to_num_(0.0, 0.0, 0.0), gates)
+        if not self._precondition_only:
+            self._look_ahead(parts, group["momentum"])
+        lengths = scaled_to(group["step_rms"], directions, len(stack)) * gates
+        length_of = dict(zip((move.tracked.layer.weight for move in stack), lengths.unbind(), strict=True))
         if self._precondition_only:
-            for part in moved:
-                _replace_gradient(part, part.direction * part.length)
+            for part in parts:
+                _replace_gradient(part, part.direction * length_of[part.weight])
             return
-        for same in alike(moved, lambda part: id(part.group)):
+        for same in alike(parts, lambda part: id(part.group)):
             params: list[Tensor] = [part.p for part in same]
-            directions_of = [part.direction.to(part.p.dtype) for part in same]
-            lengths_of, gates_of = [part.length for part in same], [part.gate for part in same]
-            rules.decoupled(params, directions_of, lengths_of, same[0].group, gates_of)
+            long = [length_of[part.weight].to(part.p.dtype) for part in same]
+            moves, own = [part.direction.to(part.p.dtype) for part in same], [part.gate for part in same]
+            rules.decoupled(params, moves, long, same[0].group, own)
 
     def _look_ahead(self, parts: list[Part], momentum: float) -> None:
         """Directions become what Nesterov's average of them will be a step later, in place."""
@@ -583,7 +599,7 @@ class LayerwiseOptimizer(Optimizer):
             levels = self._levels([move.tracked for move in stack])
             natural = natural if levels is None else natural / align(levels, natural).to(natural.dtype)
             natural = torch.where(here, natural, 0)
-            parts += parts_of(stack, natural, here.expand(len(stack)), here.expand(len(stack)))
+            parts += parts_of(stack, natural, here.expand(len(stack)))
         scale = _clipping(parts)
         for same in alike(parts, lambda part: (id(part.group), part.p.dtype, part.p.device)):
             directions = [part.direction.to(part.p.dtype) for part in same]

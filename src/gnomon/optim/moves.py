@@ -68,12 +68,12 @@ class Part:
     """A parameter of a layer with its share of the layer's direction."""
 
     p: nn.Parameter
+    weight: nn.Parameter
+    """Of its layer."""
     group: Settings
     direction: Tensor
     gate: Tensor
     """1, or 0 where the parameter must stay."""
-    length: Tensor
-    """What the direction is multiplied with."""
 
 
 def cat(tensors: Sequence[Tensor]) -> Tensor:
@@ -89,15 +89,14 @@ def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[I
     return list(found.values())
 
 
-def parts_of(stack: list[Move], directions: Tensor, gates: Tensor, lengths: Tensor) -> list[Part]:
-    """The parameters that move, from a batch of their layers' blocks; each layer has a gate and a length."""
+def parts_of(stack: list[Move], directions: Tensor, gates: Tensor) -> list[Part]:
+    """The parameters that move, from a batch of their layers' blocks; there is a gate for each layer."""
     found = []
-    ends = zip(stack, directions.chunk(len(stack)), gates.unbind(), lengths.unbind(), strict=True)
-    for move, matrix, gate, length in ends:
+    for move, matrix, gate in zip(stack, directions.chunk(len(stack)), gates.unbind(), strict=True):
         layer = move.tracked.layer
         for p, part in zip(layer.parameters, layer.tensors(matrix), strict=True):
             if p in move.groups:
-                found.append(Part(p, move.groups[p], part, gate.to(p.dtype), length.to(p.dtype)))
+                found.append(Part(p, layer.weight, move.groups[p], part, gate.to(p.dtype)))
     return found
 
 
