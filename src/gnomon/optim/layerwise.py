@@ -511,7 +511,7 @@ class LayerwiseOptimizer(Optimizer):
         """The gradient of a matrix, in memory ``out`` if it is no view; a bias that is frozen has none."""
         layer = tracked.layer
         weight, *bias = (torch.zeros_like(p) if p.grad is None else p.grad for p in layer.parameters)
-        return layer.matrix(weight, *bias[:1], out=out)
+        return layer.matrix(weight, bias[0] if bias else None, out)
 
     def _preconditioned(self, stack: list[Move], reuse: bool = False) -> Tensor:
         """``C C^T G K K^T`` for the gradients of a stack, block after block, as a fresh result.
