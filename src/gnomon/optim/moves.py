@@ -5,13 +5,14 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from . import forms
 from .factors import KroneckerFactors, Statistics
-from .forms import SMALL
 from .layers import Layer, ModuleLayer
 from .settings import Settings
 
@@ -43,13 +44,17 @@ class Tracked:
         self.statistics, self.rows, self.passes = None, None, 0
         self.samples.clear()
 
+    @cached_property
+    def form(self) -> str:
+        """Blocks, factors and whether there is a bias."""
+        return f"{self.layer.blocks} {self.factors} {self.layer.bias is None}"
+
     @property
     def kind(self) -> tuple[Hashable, ...]:
         """Layers of one kind can be handled as one batch of blocks; a large one is its own kind."""
         layer = self.layer
-        entries = layer.blocks * layer.d * layer.p
-        alone = self.index if entries > SMALL else None
-        return alone, layer.blocks, self.factors, layer.bias is None, layer.weight.dtype, layer.weight.device
+        alone = self.index if layer.blocks * layer.d * layer.p > forms.SMALL else None
+        return alone, self.form, layer.weight.dtype, layer.weight.device
 
 
 @dataclass

@@ -17,9 +17,9 @@ State = dict[str, Any]
 
 def peaks(tensors: list[Tensor]) -> Tensor:
     """The largest magnitude in each, on the first one's device; not finite where an entry is not."""
-    # A maximum norm takes twenty times as long.
-    ends = [torch.stack(torch.aminmax(tensor)).to(tensors[0].device, torch.float32) for tensor in tensors]
-    return torch.stack(ends).abs().amax(1)
+    ends = [end for tensor in tensors for end in torch.aminmax(tensor)]  # a maximum norm takes twenty times as long
+    device = tensors[0].device
+    return torch.stack([end.to(device, torch.float32) for end in ends]).view(-1, 2).abs().amax(1)
 
 
 def kept(weight: float, gates: list[Tensor]) -> list[Tensor]:
