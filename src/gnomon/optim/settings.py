@@ -17,8 +17,8 @@ PRESETS: dict[str, Settings] = {
     "robust": {
         "lr": 5e-3,
         "momentum": 0.8,
-        "weight_decay": 0.1,
-        "damping": 0.15,
+        "weight_decay": 0.2,
+        "damping": 0.2,
         "update_every": 10,
         "step_rms": 0.5,
         "kl_clip": None,
