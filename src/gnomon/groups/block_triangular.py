@@ -104,6 +104,8 @@ class BlockTriangular(Group):
         ``A A^T = H H^T + [[0, 0], [0, T T^T]]`` with ``H = [S; C]``, and as well
         ``[[S S^T, S C^T], [C S^T, C C^T + T T^T]]``.
         """
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (rows, *a)):
+            return super().apply_squared(a, rows)  # nothing in place that a derivative needs
         a_s, a_t, coupling = self._open(a)
         result = rows if overwrite else rows.clone()
         x_s, x_t = self._split(result)

@@ -71,7 +71,7 @@ class Dense(Group):
     def congruent(self, a: Element, half: Element) -> Element:
         return (symmetric_product(a[0].mT, half[0]),)
 
-    def gram(self, a: Element, x: Tensor) -> Element:
+    def seen(self, a: Element, x: Tensor) -> Element:
         xa = x @ a[0]
         return (symmetric_product(xa.mT, xa),)
 

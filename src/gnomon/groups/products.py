@@ -12,7 +12,7 @@ LINE = 16
 LARGE = 600
 """From this size on a product with rows at odd places in memory takes 1.3 times as long."""
 LEAF = 320
-"""Blocks up to this size are multiplied in full: a half would not cost less."""
+"""Blocks up to this size are multiplied in full: a half would not cost less. At least 32, the step of block sizes."""
 
 
 def _empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:

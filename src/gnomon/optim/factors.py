@@ -59,7 +59,7 @@ class Rows(Moment):
     x: Tensor
 
     def sight(self, group: Group, a: Element) -> Sight:
-        seen = group.gram(a, self.x)
+        seen = group.seen(a, self.x)
         return Sight(seen, None, group.trace(seen), self.x.new_ones(()))
 
     @property

@@ -182,6 +182,8 @@ class LayerwiseOptimizer(Optimizer):
 
     def _track(self, tracked: Tracked) -> None:
         tracked.index = len(self._tracked)
+        equal = (other.factors for other in self._tracked.values() if other.factors == tracked.factors)
+        tracked.factors = next(equal, tracked.factors)
         self._tracked[tracked.layer.weight] = tracked
         self._views |= {view.module: (tracked, view) for view in tracked.views}
 
@@ -629,6 +631,11 @@ class LayerwiseOptimizer(Optimizer):
         factors, dtype = self._factor_shapes(tracked), self._stored_dtype(tracked)
         for p in tracked.layer.parameters:
             _follow(self.state[p], p, dict.fromkeys(factors, dtype))
+
+    def state_dict(self) -> Settings:
+        """The state, as torch's optimizers give it."""
+        self._shortcut.heed(self.param_groups[0])
+        return super().state_dict()
 
     def load_state_dict(self, state_dict: Settings) -> None:
         """Take a state of the same model and structure; the dictionary stays as it is, and nothing is shared."""

@@ -6,6 +6,8 @@ loss has a penalty on weights, or where somebody changed the gradient: each step
 
 from __future__ import annotations
 
+import ctypes
+
 import torch
 from torch import Tensor
 
@@ -33,6 +35,12 @@ class Shortcut:
         rows = x.numel() // max(x.shape[-1], 1)
         return forms.through_rows(rows, view.p, view.d, factors.left.row_cost, factors.right.row_cost)
 
+    def heed(self, settings: Settings) -> None:
+        """Take notice of what the device has told the host until now."""
+        # A look into the host's memory: to ask torch for the value would be an operation.
+        if self._word is not None and ctypes.c_bool.from_address(self._word.data_ptr()).value:
+            settings[VERDICT] = False
+
     def verified(self, candidates: list[Tracked], settings: Settings) -> Tensor | None:
         """Drop rows that cannot be used; gives whether the others are right, as a tensor, or None if there are none.
 
@@ -40,8 +48,7 @@ class Shortcut:
         host waits for that. Later it reads what a step before has found, without waiting; the step itself is not taken
         where ``verified`` is False. After that all gradients are preconditioned as they are.
         """
-        if self._word is not None and self._word.untyped_storage()[0]:  # a look into memory, without an operation
-            settings[VERDICT] = False
+        self.heed(settings)
         found = []
         for tracked in candidates:
             if not (settings.get(VERDICT, True) and _is_untouched(tracked)):
@@ -83,4 +90,5 @@ def _is_product(tracked: Tracked) -> Tensor:
     tolerance = 64 * torch.finfo(x.dtype).eps * x.shape[-2] ** 0.5
     # The product of norms bounds what cancels in the sums.
     scale = torch.linalg.vector_norm(expected) + torch.linalg.vector_norm(weight) * x.shape[-1] ** 0.5
-    return torch.linalg.vector_norm(actual - expected) <= tolerance * scale
+    # A gradient that is not finite differs from nothing: the step is skipped for it, and rows stay in use.
+    return ~(torch.linalg.vector_norm(actual - expected) > tolerance * scale)
