@@ -118,6 +118,18 @@ def in_turns(name: str) -> None:
     print({o: round(loop.seconds, 1) for o, loop in loops.items()})
 
 
+def at_equal_time(name: str) -> None:
+    """INGD with as many steps as it has time for while SOAP takes all of its own, by the seconds in turns."""
+    seconds = stored().get(f"{name}/seconds in turns", {})
+    if not {"SOAP", "INGD"} <= set(seconds):
+        return
+    task, lr = TASKS[name](), best_of(name, "INGD")[0]
+    steps = min(task.steps, int(task.steps * seconds["SOAP"] / seconds["INGD"]))
+    history = train(task, functools.partial(OPTIMIZERS["INGD"], lr=lr), steps)
+    keep(f"{name}/INGD in SOAP's time", {"steps": steps, "final": history.final, "lr": lr})
+    print(f"{name}: {history.final:.4g} in {steps} steps, SOAP's time")
+
+
 class Loop:
     """A training loop that can be left and entered again."""
 
@@ -170,6 +182,8 @@ def tables() -> str:
         header = ["", f"best {kind.measure}", "CPU seconds", "all (learning rate)"]  # type: ignore[attr-defined]
         five = stored().get(f"{name}/INGD/{5 * DEFAULT:.3g}")
         note = "" if five is None else f"\n\nINGD at five times its default rate: {five['final']:.4g}."
+        if same := stored().get(f"{name}/INGD in SOAP's time"):
+            note += f"\n\nINGD in SOAP's time, {same['steps']} steps: {same['final']:.4g}."
         missing = [f"{o} {lr:.2g}" for o, lr in runs(name) if f"{name}/{o}/{lr:.3g}" not in stored()]
         note += f"\n\nNot run yet: {', '.join(missing)}." if missing else ""
         parts.append(f"### {name}\n\n{report.table(header, rows)}{note}")
@@ -206,6 +220,7 @@ def main() -> None:
     for name in {"all": list(TASKS), "none": []}.get(arguments.task, [arguments.task]):
         if arguments.time:
             in_turns(name)
+            at_equal_time(name)
         else:
             measure(name, arguments.only, arguments.redo)
     if arguments.write:
