@@ -3,7 +3,7 @@
     python benchmarks/training.py [autoencoder | cnn | gpt | all | none] [--only OPTIMIZER] [--time] [--write] [--redo]
 
 Every optimizer has the same schedule (a cosine to zero) and its best of several learning rates: five for the
-neighbours, three for INGD (its default, a half and three times of it), which else stays at its defaults. INGD at five
+neighbours, three for INGD (its default, 0.5 and 2.5 times of it), which else stays at its defaults. INGD at five
 times its default rate shows whether it diverges. Runs are kept in training.json and done once; ``--redo`` does the
 chosen task's again. Times are process CPU time with one BLAS thread; ``--time`` trains the optimizers in turns, a
 step of each, so that a busy machine burdens all alike. SOAP is that of pytorch_optimizer. ``GNOMON_DATA`` is where
@@ -64,7 +64,7 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
     },
     "gpt": {"AdamW": (5e-4, 1e-3, 2e-3, 3e-3, 5e-3), "SOAP": (3e-3, 5e-3, 1e-2, 2e-2, 3e-2)},
 }
-OWN_RATES = (DEFAULT, 3 * DEFAULT, DEFAULT / 2)
+OWN_RATES = (DEFAULT, 2.5 * DEFAULT, DEFAULT / 2)
 TIMED = {"cnn": ("SGD", "INGD")}
 """Optimizers that train in turns, where they are not all."""
 STEPS = {("autoencoder", "INGD"): 300}

@@ -138,7 +138,7 @@ def deep_autoencoder():
 def test_a_deep_autoencoder_does_not_diverge_at_five_times_the_rate(settings):
     for factor in (1, 5):
         model, x = deep_autoencoder()
-        optimizer = INGD(model, 5e-3 * factor, **settings)
+        optimizer = INGD(model, INGD.presets["robust"]["lr"] * factor, **settings)
         values = run(optimizer, model, lambda model=model, x=x: (model(x) - x).square().sum(1).mean(), 150)
         assert values[-1] < 0.7 * values[0]
         assert max(values[20:]) < values[0]

@@ -15,7 +15,7 @@ Settings = dict[str, Any]
 
 PRESETS: dict[str, Settings] = {
     "robust": {
-        "lr": 5e-3,
+        "lr": 1e-2,
         "momentum": 0.8,
         "weight_decay": 0.2,
         "damping": 0.2,
