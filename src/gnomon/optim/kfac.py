@@ -152,13 +152,16 @@ class KFAC(LayerwiseOptimizer):
                 state[f"{name}_updates"] = torch.zeros(tracked.layer.blocks, device=weight.device)
 
     def _inverse(self, average: Tensor, damping: float) -> Tensor:
-        """``(M + damping I)^-1``, of a matrix by its Cholesky factor or of a diagonal; NaN where there is none."""
-        diagonal = average if average.ndim == 2 else average.diagonal(dim1=-2, dim2=-1)
-        level = diagonal.mean(-1, keepdim=True) if self._fixed["relative"] else torch.ones_like(diagonal[..., :1])
-        if average.ndim == 2:
-            return 1 / (average + damping * level)
+        """``(M + damping I)^-1``, of a matrix by its Cholesky factor or of a diagonal; NaN where there is none.
+
+        A relative one is that of M in units of its mean: directions of different updates are then averaged alike.
+        """
         damped = average.clone()
-        damped.diagonal(dim1=-2, dim2=-1).add_(damping * level)
+        if self._fixed["relative"]:
+            damped /= align(_mean_diagonal(average).clamp(min=torch.finfo(average.dtype).tiny), average)
+        if average.ndim == 2:
+            return 1 / (damped + damping)
+        damped.diagonal(dim1=-2, dim2=-1).add_(damping)
         factor, info = torch.linalg.cholesky_ex(damped)
         works = align(info == 0, factor)
         identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
@@ -172,8 +175,12 @@ class KFAC(LayerwiseOptimizer):
         dtype = torch.promote_types(inverse.dtype, rows.dtype)
         return _times(rows.to(dtype), inverse.to(dtype))
 
-    def _levels(self, stack: list[Tracked]) -> None:
-        return None
+    def _levels(self, stack: list[Tracked]) -> Tensor | None:
+        if not self._fixed["relative"]:
+            return None
+        self._started(stack)
+        level = _mean_diagonal(self._gathered(stack, "A")) * _mean_diagonal(self._gathered(stack, "S"))
+        return torch.where(level > 0, level, 1.0)
 
     # ------------------------------------------------------------------ for people
     def _layer_row(self, tracked: Tracked, name: str) -> Row:
@@ -192,6 +199,11 @@ class KFAC(LayerwiseOptimizer):
             layer.blocks * sum(k**3 for k in dense),
             layer.blocks * sum(k * factors.left.k * factors.right.k for k in dense),
         )
+
+
+def _mean_diagonal(matrix: Tensor) -> Tensor:
+    """Of a batch of matrices, or of diagonals."""
+    return (matrix if matrix.ndim == 2 else matrix.diagonal(dim1=-2, dim2=-1)).mean(-1)
 
 
 def _times(rows: Tensor, symmetric: Tensor) -> Tensor:
