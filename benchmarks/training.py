@@ -42,9 +42,10 @@ FIGURES = Path(__file__).parent.parent / "docs" / "figures"
 DEFAULT = INGD.presets["robust"]["lr"]
 CURVE = 20  # points of a curve
 CHOSEN = (
-    "One seed. INGD's defaults (learning rate, momentum, damping, weight decay, how often factors are updated) were chosen "
-    "on these three tasks by the very measures shown, the CNN's by its test error, and its three rates after six had been "
-    "run; the neighbours had five rates each and their own defaults for the rest. So the figures favour INGD."
+    "One seed. INGD's defaults (learning rate, momentum, damping, weight decay, how often factors are updated) were "
+    "chosen on these three tasks by the very measures shown, the CNN's by its test error, and its three rates after "
+    "six had been run; the neighbours had five rates each and their own defaults for the rest. So the figures favour "
+    "INGD."
 )
 
 
