@@ -17,7 +17,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import report
 import torch
@@ -60,23 +60,24 @@ def update(optimizer: INGD, tracked: moves.Tracked) -> Callable[[], None]:
 
 def step(optimizer: INGD, tracked: moves.Tracked) -> Callable[[], None]:
     """The direction, Nesterov's average, its length, decay and move."""
-    group, layer, sides, rows = optimizer.param_groups[0], tracked.layer, tracked.factors, tracked.rows
+    group, layer, rows = optimizer.param_groups[0], tracked.layer, tracked.rows
     params, states = [p.detach() for p in layer.parameters], [optimizer.state[p] for p in layer.parameters]
     gradients = [p.grad for p in layer.parameters if p.grad is not None]
-    out, k, c = optimizer._workspace(layer), sides.left.unpack(states[0]["K"]), sides.right.unpack(states[0]["C"])
-    kept = [optimizer._product([tracked], side, torch.float32) for side in ("K", "C")] if rows is not None else []
+
+    def times(side: Literal["K", "C"], rows: Tensor) -> Tensor:
+        return optimizer._times([tracked], side, rows, uses=10, overwrite=True)
 
     def run() -> None:
         if rows is not None:
-            found = torch.matmul((rows[1] @ kept[1]).mT, rows[0] @ kept[0], out=out)
+            found = times("C", rows[1]).mT @ times("K", rows[0])
         else:
-            columns = sides.right.apply_squared(c, layer.matrix(gradients[0], gradients[1], out).mT, overwrite=True)
-            found = sides.left.apply_squared(k, columns.mT, overwrite=True).contiguous()
-        gate = torch.linalg.vector_norm(found.view(1, -1), dim=1).isfinite().to(found.dtype)
-        parts, gates = layer.tensors(found.nan_to_num_(0.0, 0.0, 0.0)), [gate[0]] * len(params)
+            found = times("K", times("C", layer.matrix(*gradients).mT).mT).contiguous()
+        flat = [found.view(1, -1)]
+        gates = moves.rms_of(flat).isfinite().to(found.dtype).expand(len(params))
+        parts = layer.tensors(found.nan_to_num_(0.0, 0.0, 0.0))
         rules.averaged(states, parts, group["momentum"], gates)
-        lengths = moves.scaled_to(group["step_rms"], found, 1) * gate
-        rules.decoupled(params, parts, [lengths[0]] * len(params), group, gates)
+        moves.bring_near_one(flat)
+        rules.decoupled(params, parts, group["step_rms"] / moves.rms_of(flat), group, gates)
 
     return run
 

@@ -18,8 +18,8 @@ from ..manifolds import full_precision
 from . import rules
 from .capture import Capture
 from .factors import KroneckerFactors, Statistics
-from .layers import Approximation, Layer, Matrix, ModuleLayer, find_matrices
-from .moves import Move, Part, Tracked, alike, by_layer, cat, parts_of, scaled_to
+from .layers import Approximation, Matrix, ModuleLayer, find_matrices
+from .moves import Move, Part, Tracked, alike, bring_near_one, by_layer, cat, for_parts, parts_of, rms_of
 from .sampling import Likelihood, sampled_loss
 from .settings import (
     GROWTH,
@@ -105,7 +105,6 @@ class LayerwiseOptimizer(Optimizer):
         self._due: set[nn.Parameter] = set()
         self._capture: Capture | None = None
         self._shortcut = Shortcut()
-        self._workspaces: dict[torch.dtype, Tensor] = {}
         self._closed = True
         asked = [checked_group(group) for group in groups]
         super().__init__(self._all_groups(asked), {**chosen, "role": "layer"})
@@ -224,7 +223,7 @@ class LayerwiseOptimizer(Optimizer):
     def __getstate__(self) -> Settings:
         """Copies and pickles have what torch keeps and what is here; the hooks are set anew."""
         own = {k: v for k, v in self.__dict__.items() if k.startswith("_") and not k.startswith(TORCH_OWN)}
-        return {**super().__getstate__(), **own, "_capture": None, "_workspaces": {}}
+        return {**super().__getstate__(), **own, "_capture": None}
 
     def __setstate__(self, state: Settings) -> None:
         super().__setstate__(state)
@@ -503,50 +502,36 @@ class LayerwiseOptimizer(Optimizer):
         for same in alike(parameters, lambda p: (id(group_of[p]), p.dtype, p.device)):
             for p in same:
                 _follow(self.state[p], p)
-            here, gate = ok.to(same[0].device), ok.to(same[0].device, same[0].dtype)
+            here = ok.to(same[0].device)
             gradients = [torch.where(here, _grad(p), 0) for p in same]
+            gates = here.to(same[0].dtype).expand(len(same))
             rule = rules.FALLBACKS[self._fallback]
-            rule(list(same), [self.state[p] for p in same], gradients, group_of[same[0]], [gate] * len(same))
+            rule(list(same), [self.state[p] for p in same], gradients, group_of[same[0]], gates)
 
     # ------------------------------------------------------------------ how layers move
-    def _gradient(self, tracked: Tracked, out: Tensor | None = None) -> Tensor:
-        """The gradient of a matrix, in memory ``out`` if it is no view; a bias that is frozen has none."""
+    def _gradient(self, tracked: Tracked) -> Tensor:
+        """The gradient of a matrix; a bias that is frozen has none."""
         layer = tracked.layer
         weight, *bias = (torch.zeros_like(p) if p.grad is None else p.grad for p in layer.parameters)
-        return layer.matrix(weight, bias[0] if bias else None, out)
+        return layer.matrix(weight, bias[0] if bias else None)
 
-    def _preconditioned(self, stack: list[Move], reuse: bool = False) -> Tensor:
-        """``C C^T G K K^T`` for the gradients of a stack, block after block, as a fresh result.
-
-        With ``reuse`` it may be in memory that the next call will use again.
-        """
+    def _preconditioned(self, stack: list[Move]) -> Tensor:
+        """``C C^T G K K^T`` for the gradients of a stack, block after block, as a fresh result."""
         tracked, uses = [move.tracked for move in stack], stack[0].group["interval"]
-        out = self._workspace(tracked[0].layer) if reuse and len(stack) == 1 else None
         if tracked[0].rows is not None:
             x, g = (cat(rows) for rows in zip(*(t.rows for t in tracked if t.rows is not None), strict=True))
-            g, x = self._times(tracked, "C", g, uses), self._times(tracked, "K", x, uses)
-            return torch.matmul(g.mT, x, out=out if out is not None and out.dtype == x.dtype else None)
-        gradients = cat([self._gradient(t, out) for t in tracked])
+            return self._times(tracked, "C", g, uses).mT @ self._times(tracked, "K", x, uses)
+        gradients = cat([self._gradient(t) for t in tracked])
         fresh = len(stack) > 1 or tracked[0].layer.bias is not None  # no view of a gradient
         # The inputs' side comes last, so that the rows of the result lie in memory as the weight's do.
         columns = self._times(tracked, "C", gradients.mT, uses, overwrite=fresh)
         return self._times(tracked, "K", columns.mT, uses, overwrite=True)
 
-    def _workspace(self, layer: Layer) -> Tensor | None:
-        """Memory for a matrix. A processor takes long to get new memory; other devices keep what they had."""
-        weight, shape = layer.weight, (layer.blocks, layer.d, layer.p)
-        if weight.device.type != "cpu":
-            return None
-        known, entries = self._workspaces.get(weight.dtype), math.prod(shape)
-        if known is None or known.numel() < entries:
-            known = self._workspaces[weight.dtype] = weight.new_empty(entries)
-        return known[:entries].view(shape)
-
     def _move(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
         """Move all layers, or replace their gradients; gives whether that could be done."""
         scaled = [move for move in moving if move.group["step_rms"] is not None]
-        for stack in self._stacks(scaled):
-            self._move_by_rms(stack, largest, ok)
+        for same in alike(scaled, lambda m: (id(m.group), m.tracked.layer.weight.dtype, m.tracked.layer.weight.device)):
+            self._move_by_rms(same, largest, ok)
         natural = [move for move in moving if move.group["step_rms"] is None]
         return self._move_naturally(natural, ok) if natural else ok
 
@@ -559,33 +544,36 @@ class LayerwiseOptimizer(Optimizer):
 
         return alike(moving, kind)
 
-    def _move_by_rms(self, stack: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> None:
+    def _move_by_rms(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> None:
         """``W <- (1 - lr weight_decay) W - lr D``, D along the average of directions, its root mean square given."""
-        group = stack[0].group
-        directions = self._preconditioned(stack, reuse=True).contiguous()
-        finite = torch.linalg.vector_norm(directions.view(len(stack), -1), dim=1).isfinite()
+        group, stacks = moving[0].group, self._stacks(moving)
+        moving = [move for stack in stacks for move in stack]
+        found = [self._preconditioned(stack).contiguous() for stack in stacks]
+        flat = [directions.view(len(stack), -1) for directions, stack in zip(found, stacks, strict=True)]
+        finite = rms_of(flat).isfinite()
         # Without any gradient a layer stays, as its average would shrink while the step does not.
-        peaks = by_layer([largest[p] for move in stack for p in move.groups], [len(m.groups) for m in stack])
+        peaks = by_layer([largest[p] for move in moving for p in move.groups], [len(m.groups) for m in moving])
         gates = ok.to(finite.device) & finite & (peaks.amax(1) > 0).to(finite.device)
-        parts = parts_of(stack, directions.nan_to_num_(0.0, 0.0, 0.0), gates)
+        for directions in found:
+            directions.nan_to_num_(0.0, 0.0, 0.0)
+        of_layers = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in ds.chunk(len(stack)))
+        kinds = alike(parts_of(moving, of_layers), lambda part: (id(part.group), part.p.dtype))
         if not self._precondition_only:
-            self._look_ahead(parts, group["momentum"])
-        lengths = scaled_to(group["step_rms"], directions, len(stack)) * gates
-        length_of = dict(zip((move.tracked.layer.weight for move in stack), lengths.unbind(), strict=True))
-        if self._precondition_only:
-            for part in parts:
-                _replace_gradient(part, part.direction * length_of[part.weight])
-            return
-        for same in alike(parts, lambda part: id(part.group)):
-            params: list[Tensor] = [part.p for part in same]
-            long = [length_of[part.weight].to(part.p.dtype) for part in same]
-            moves, own = [part.direction.to(part.p.dtype) for part in same], [part.gate for part in same]
-            rules.decoupled(params, moves, long, same[0].group, own)
+            for same in kinds:
+                self._look_ahead(same, group["momentum"], for_parts(gates, same))
+        bring_near_one(flat)
+        lengths = group["step_rms"] / rms_of(flat).clamp(min=1e-30)
+        for same in kinds:
+            moves, own = [part.direction.to(part.p.dtype) for part in same], for_parts(gates, same)
+            if self._precondition_only:
+                _replace_gradients(same, torch._foreach_mul(moves, [*for_parts(lengths, same).unbind()]), own)
+            else:
+                rules.decoupled([part.p for part in same], moves, for_parts(lengths, same), same[0].group, own)
 
-    def _look_ahead(self, parts: list[Part], momentum: float) -> None:
+    def _look_ahead(self, parts: list[Part], momentum: float, gates: Tensor) -> None:
         """Directions become what Nesterov's average of them will be a step later, in place."""
         new = [part.direction.to(part.p.dtype) for part in parts]
-        rules.averaged([self.state[part.p] for part in parts], new, momentum, [part.gate for part in parts])
+        rules.averaged([self.state[part.p] for part in parts], new, momentum, gates)
         for part, ahead in zip(parts, new, strict=True):
             if ahead is not part.direction:
                 part.direction.copy_(ahead)
@@ -600,21 +588,18 @@ class LayerwiseOptimizer(Optimizer):
             here = ok.to(natural.device)
             levels = self._levels([move.tracked for move in stack])
             natural = natural if levels is None else natural / align(levels, natural).to(natural.dtype)
-            natural = torch.where(here, natural, 0)
-            parts += parts_of(stack, natural, here.expand(len(stack)))
+            parts += parts_of(stack, torch.where(here, natural, 0).chunk(len(stack)))
         scale = _clipping(parts)
         for same in alike(parts, lambda part: (id(part.group), part.p.dtype, part.p.device)):
             directions = [part.direction.to(part.p.dtype) for part in same]
             if scale is not None and same[0].group["kl_clip"] is not None:
                 directions = list(torch._foreach_mul(directions, scale.to(directions[0])))
+            gates = ok.to(directions[0]).expand(len(same))
             if self._precondition_only:
-                for part, direction in zip(same, directions, strict=True):
-                    _replace_gradient(part, direction)
+                _replace_gradients(same, directions, gates)
             else:
                 states = [self.state[part.p] for part in same]
-                rules.heavy_ball(
-                    [part.p for part in same], states, directions, same[0].group, [part.gate for part in same]
-                )
+                rules.heavy_ball([part.p for part in same], states, directions, same[0].group, gates)
         return ok
 
     # ------------------------------------------------------------------ state
@@ -729,9 +714,10 @@ def _grad(p: Tensor) -> Tensor:
     return p.grad
 
 
-def _replace_gradient(part: Part, direction: Tensor) -> None:
-    gradient = _grad(part.p)
-    gradient.copy_(torch.where(part.gate > 0, direction, gradient))
+def _replace_gradients(parts: list[Part], directions: Iterable[Tensor], gates: Tensor) -> None:
+    for part, direction, gate in zip(parts, directions, gates.unbind(), strict=True):
+        gradient = _grad(part.p)
+        gradient.copy_(torch.where(gate > 0, direction, gradient))
 
 
 def _clipping(parts: list[Part]) -> Tensor | None:

@@ -68,12 +68,10 @@ class Part:
     """A parameter of a layer with its share of the layer's direction."""
 
     p: nn.Parameter
-    weight: nn.Parameter
-    """Of its layer."""
     group: Settings
     direction: Tensor
-    gate: Tensor
-    """1, or 0 where the parameter must stay."""
+    layer: int
+    """Its place among the layers that move together."""
 
 
 def cat(tensors: Sequence[Tensor]) -> Tensor:
@@ -89,15 +87,21 @@ def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[I
     return list(found.values())
 
 
-def parts_of(stack: list[Move], directions: Tensor, gates: Tensor) -> list[Part]:
-    """The parameters that move, from a batch of their layers' blocks; there is a gate for each layer."""
+def parts_of(moving: list[Move], directions: Iterable[Tensor]) -> list[Part]:
+    """The parameters that move, from the directions of their layers."""
     found = []
-    for move, matrix, gate in zip(stack, directions.chunk(len(stack)), gates.unbind(), strict=True):
+    for place, (move, matrix) in enumerate(zip(moving, directions, strict=True)):
         layer = move.tracked.layer
         for p, part in zip(layer.parameters, layer.tensors(matrix), strict=True):
             if p in move.groups:
-                found.append(Part(p, layer.weight, move.groups[p], part, gate.to(p.dtype)))
+                found.append(Part(p, move.groups[p], part, place))
     return found
+
+
+def for_parts(values: Tensor, parts: list[Part]) -> Tensor:
+    """A number for each layer as one for each of its parameters, in their type."""
+    of_layer = values.to(parts[0].p.dtype).unbind()
+    return torch.stack([of_layer[part.layer] for part in parts])
 
 
 def by_layer(values: Sequence[Tensor], counts: list[int]) -> Tensor:
@@ -107,10 +111,14 @@ def by_layer(values: Sequence[Tensor], counts: list[int]) -> Tensor:
     return torch.stack([value for row in rows for value in row]).view(-1, width)
 
 
-def scaled_to(rms: float, directions: Tensor, layers: int) -> Tensor:
-    """Bring directions to magnitudes about 1, in place; gives what makes each layer's root mean square ``rms``."""
-    flat = directions.view(layers, -1)
-    low, high = torch.aminmax(flat) if layers == 1 else torch.aminmax(flat, dim=1)  # the first is quicker
-    peaks = torch.maximum(-low, high).view(-1)
-    flat.div_(torch.where(peaks > 0, peaks, 1).unsqueeze(-1))  # so that no square vanishes or overflows
-    return rms * flat.shape[1] ** 0.5 / torch.linalg.vector_norm(flat, dim=1).clamp(min=1e-30)
+def rms_of(stacks: Sequence[Tensor]) -> Tensor:
+    """The root mean square of each row in a list of stacks of them."""
+    return cat([torch.linalg.vector_norm(rows, dim=1) / rows.shape[1] ** 0.5 for rows in stacks])
+
+
+def bring_near_one(stacks: Sequence[Tensor]) -> None:
+    """Divide each row by its largest entry, in place, so that no square of an entry vanishes or overflows."""
+    for rows in stacks:
+        low, high = torch.aminmax(rows) if len(rows) == 1 else torch.aminmax(rows, dim=1)  # the first is quicker
+        peaks = torch.maximum(-low, high).view(-1, 1)
+        rows.div_(torch.where(peaks > 0, peaks, 1))

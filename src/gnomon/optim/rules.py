@@ -1,8 +1,8 @@
 """How parameters move along a direction. Every rule can be told on the device to do nothing.
 
-A gate is a tensor that holds 1 or 0. Where it is 0 all that a rule writes stays as it is, without a branch on the host:
-directions are zeros there, and the weights of what is added and of what is forgotten become 0 and 1. Rules work on
-lists of tensors, so that many small ones are not many calls.
+Gates are a tensor with 1 or 0 for each parameter. Where it is 0 all that a rule writes stays as it is, without a branch
+on the host: directions are zeros there, and the weights of what is added and of what is forgotten become 0 and 1. Rules
+work on lists of tensors, so that many small ones are not many calls.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ def peaks(tensors: list[Tensor]) -> Tensor:
     return torch.stack([end.to(device, torch.float32) for end in ends]).view(-1, 2).abs().amax(1)
 
 
-def kept(weight: float, gates: list[Tensor]) -> list[Tensor]:
+def added(weight: float, gates: Tensor) -> list[Tensor]:
+    """What new values are multiplied with: ``weight``, or 0 where nothing may change."""
+    return list((gates * weight).unbind())
+
+
+def kept(weight: float, gates: Tensor) -> list[Tensor]:
     """What old values are multiplied with: ``weight``, or 1 where nothing may change."""
-    changes = list(torch._foreach_mul(gates, weight - 1))
-    torch._foreach_add_(changes, 1)
-    return changes
+    return list((gates * (weight - 1) + 1).unbind())
 
 
 def buffers(states: list[State], like: list[Tensor]) -> list[Tensor]:
@@ -37,43 +40,39 @@ def buffers(states: list[State], like: list[Tensor]) -> list[Tensor]:
     return [state["momentum_buffer"] for state in states]
 
 
-def averaged(states: list[State], new: list[Tensor], momentum: float, gates: list[Tensor]) -> list[Tensor]:
+def averaged(states: list[State], new: list[Tensor], momentum: float, gates: Tensor) -> list[Tensor]:
     """``B <- momentum B + (1 - momentum) G``; gives Nesterov's look ahead, the same once more, in the memory of G."""
     average = buffers(states, new)
-    torch._foreach_lerp_(average, new, torch._foreach_mul(gates, 1 - momentum))
+    torch._foreach_lerp_(average, new, added(1 - momentum, gates))
     torch._foreach_lerp_(new, average, momentum)
     return new
 
 
-def decay(params: list[Tensor], amount: float, gates: list[Tensor]) -> None:
+def decay(params: list[Tensor], amount: float, gates: Tensor) -> None:
     """``W <- (1 - amount) W``"""
     if amount:
         torch._foreach_mul_(params, kept(1 - amount, gates))
 
 
-def decoupled(
-    params: list[Tensor], directions: list[Tensor], lengths: list[Tensor], group: State, gates: list[Tensor]
-) -> None:
+def decoupled(params: list[Tensor], directions: list[Tensor], lengths: Tensor, group: State, gates: Tensor) -> None:
     """``W <- (1 - lr weight_decay) W - lr length direction``"""
     decay(params, group["lr"] * group["weight_decay"], gates)
-    torch._foreach_addcmul_(params, directions, torch._foreach_mul(lengths, group["lr"]), value=-1)
+    torch._foreach_addcmul_(params, directions, added(-group["lr"], gates * lengths))
 
 
 def heavy_ball(
-    params: list[Tensor], states: list[State], directions: list[Tensor], group: State, gates: list[Tensor]
+    params: list[Tensor], states: list[State], directions: list[Tensor], group: State, gates: Tensor
 ) -> None:
     """``M <- momentum M + direction + weight_decay W``, ``W <- W - lr M``: the paper's form, and torch's SGD."""
     momenta = buffers(states, directions)
     torch._foreach_mul_(momenta, kept(group["momentum"], gates))
     torch._foreach_add_(momenta, directions)
     if group["weight_decay"]:
-        torch._foreach_addcmul_(momenta, params, torch._foreach_mul(gates, group["weight_decay"]))
-    torch._foreach_addcmul_(params, momenta, torch._foreach_mul(gates, group["lr"]), value=-1)
+        torch._foreach_addcmul_(momenta, params, added(group["weight_decay"], gates))
+    torch._foreach_addcmul_(params, momenta, added(-group["lr"], gates))
 
 
-def adamw(
-    params: list[Tensor], states: list[State], gradients: list[Tensor], group: State, gates: list[Tensor]
-) -> None:
+def adamw(params: list[Tensor], states: list[State], gradients: list[Tensor], group: State, gates: Tensor) -> None:
     """torch's AdamW with beta_1 = momentum; moments in float32 at least, as squares in half precision vanish."""
     beta1, beta2 = group["momentum"], group["beta2"]
     gradients = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in gradients]
@@ -82,8 +81,8 @@ def adamw(
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
             state["steps"] = torch.zeros((), device=g.device)
     steps, first, second = ([state[key] for state in states] for key in ("steps", "exp_avg", "exp_avg_sq"))
-    wide = [gate.to(g.dtype) for gate, g in zip(gates, gradients, strict=True)]
-    torch._foreach_add_(steps, [gate.to(step.dtype) for gate, step in zip(gates, steps, strict=True)])
+    wide = gates.to(gradients[0].dtype)
+    torch._foreach_add_(steps, [*gates.to(steps[0].dtype).unbind()])
     torch._foreach_mul_(first, kept(beta1, wide))
     torch._foreach_add_(first, gradients, alpha=1 - beta1)
     torch._foreach_mul_(second, kept(beta2, wide))
@@ -94,9 +93,8 @@ def adamw(
     roots = torch._foreach_mul(second, [*(1 / (1 - beta2**counts)).unbind()])
     torch._foreach_sqrt_(roots)
     torch._foreach_add_(roots, group["eps"])
-    lengths = (group["lr"] / (1 - beta1**counts)).unbind()
     moves = torch._foreach_div(first, roots)
-    torch._foreach_mul_(moves, torch._foreach_mul(wide, [*lengths]))
+    torch._foreach_mul_(moves, added(group["lr"], wide / (1 - beta1**counts)))
     torch._foreach_sub_(params, [move.to(p.dtype) for move, p in zip(moves, params, strict=True)])
 
 
