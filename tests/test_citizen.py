@@ -123,7 +123,7 @@ def test_a_state_of_another_model_is_refused():
     paper = INGD(perceptron(), preset="paper")
     train(paper._model, paper, batches(2))
     fresh = INGD(perceptron())
-    with pytest.raises(ValueError, match=r"preset: level of .* is missing"):
+    with pytest.raises(ValueError, match=r"preset: KK of .* is missing"):
         fresh.load_state_dict(paper.state_dict())
     with pytest.raises(ValueError, match="state_dict must have 'state' and 'param_groups'"):
         fresh.load_state_dict({})

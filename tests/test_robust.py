@@ -220,4 +220,4 @@ def test_a_model_in_bfloat16_trains():
     optimizer = INGD(model, 1e-2)
     values = run(optimizer, model, lambda: (model(x) - y).square().mean())
     assert values[-1] < 0.3 * values[0]
-    assert optimizer.state[model[0].weight]["K"].dtype == torch.float32
+    assert optimizer.state[model[0].weight]["KK"].dtype == torch.float32

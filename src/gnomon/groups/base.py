@@ -281,6 +281,11 @@ class Group(ABC):
         """:meth:`gram`, as quick as it can be, without derivatives; a fresh result."""
         return self.gram(a, x)
 
+    def pair(self, a: Element, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """``X A`` and ``Y A``: rows whose :meth:`restrict` is ``<E_j, A^T X^T Y A>``, for a symmetric ``X^T Y``."""
+        xa = self.apply(a, x, transpose=True)
+        return xa, xa if y is x else self.apply(a, y, transpose=True)
+
     @property
     def products(self) -> int:
         """How many products with an operator :meth:`congruence` takes, beside diagonals."""
@@ -316,6 +321,20 @@ class Group(ABC):
     def congruent(self, a: Element, half: Element) -> Element:
         """``<E_j, A^T H>`` where H holds the entries of ``S A`` for a symmetric S; a fresh result."""
         return self.pullback(a, half)
+
+    def damped(self, a: Element, damping: Tensor) -> Element:
+        """``damping <E_j, A^T A>``; a fresh result."""
+        return tuple(block.mul_(align(damping, block)) for block in self.congruent(a, self.dual(a)))
+
+    def damped_half(self, a: Element, half: Element, weight: Tensor, damping: Tensor) -> Element:
+        """``<E_j, A^T (weight S + damping I) A>`` from what :meth:`half_seen` gives; a fresh result."""
+        scaled = [block * align(damping, block) for block in self.dual(a)]
+        pairs = zip(scaled, half, strict=True)
+        return self.congruent(a, tuple(block.addcmul_(more, align(weight, more)) for block, more in pairs))
+
+    def step_norm(self, a: Element, n: Element) -> Tensor:
+        """The spectral norm of an algebra element at A, from below."""
+        return self.norm_estimate(n)
 
     def steepest(self, covector: Element) -> Element:
         """``2 D . D . <E_j, M>`` for a symmetric M: the algebra element along which ``<N, M>`` grows fastest.

@@ -51,7 +51,8 @@ def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
 def _fill(result: Tensor, a: Tensor, b: Tensor) -> None:
     k = a.shape[-2]
     if k <= LEAF:
-        torch.matmul(a, b, out=result)
+        full = a @ b
+        torch.add(full.tril(), full.tril(-1).mT, out=result)  # symmetric to the last bit
         return
     h = (k // 2 + 31) // 32 * 32  # where the second block begins at a cache line too
     _fill(result[..., :h, :h], a[..., :h, :], b[..., :, :h])

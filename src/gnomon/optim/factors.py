@@ -18,7 +18,7 @@ from . import forms
 
 @dataclass(frozen=True)
 class Sight:
-    """A symmetric S as a factor A sees it: ``<E, A^T S A> = weight (seen + <E, A^T half>)``, one of them None."""
+    """A symmetric S as a factor A sees it: weight times ``seen``, or what ``half`` becomes; one of them is None."""
 
     seen: Element | None
     half: Element | None
@@ -240,11 +240,13 @@ class KroneckerFactors:
         ``K K^T = S_b^-1``: the Kronecker product nearest to the covariance of G in the sense of Kullback and Leibler.
         """
         d, p = self.right.k, self.left.k
-        y = self.right.apply(c, self.left.apply(k, gradient, transpose=True).mT, transpose=True)
-        trace, one = y.square().sum((-2, -1)), y.new_ones(())
+        u, v = self.left.pair(k, gradient, gradient)
+        columns = u.mT
+        u, v = (y.mT for y in self.right.pair(c, columns, columns if v is u else v.mT))  # both Y, or P-forms of it
+        trace, one = (u * v).sum((-2, -1)), u.new_ones(())
         return Curvature(
-            Sight(self.left.restrict(y.mT, y.mT), None, trace, one / d),
-            Sight(self.right.restrict(y, y), None, trace, one / p),
+            Sight(self.left.restrict(u, v), None, trace, one / d),
+            Sight(self.right.restrict(u.mT, v.mT), None, trace, one / p),
             gradient.square().mean((-2, -1)),
         )
 
@@ -278,16 +280,14 @@ def _sum(group: Group, a: Element | None, one: Moment, other: Moment) -> Moment:
 
 def _half_projected(group: Group, a: Element, sight: Sight, damping: Tensor, limit: float) -> Element:
     """``1/2 P( A^T S A + damping A^T A - I )``, no longer than ``limit``."""
-    if sight.half is not None:  # damping is added inside: one product less
-        inner = _weighted(_scaled(damping, group.dual(a)), sight.half, sight.weight)
-        m = group.congruent(a, inner)
+    if sight.half is not None:
+        m = group.damped_half(a, sight.half, sight.weight, damping)
     else:
-        m = tuple(block.mul_(align(damping, block)) for block in group.congruent(a, group.dual(a)))
-    if sight.seen is not None:
-        m = _weighted(m, sight.seen, sight.weight)
+        assert sight.seen is not None
+        m = _weighted(group.damped(a, damping), sight.seen, sight.weight)
     m = group.steepest(group.subtract_identity(m))
     if math.isfinite(limit):
-        cut = (limit / group.norm_estimate(m)).clamp(max=1)
+        cut = (limit / group.step_norm(a, m)).clamp(max=1)
         m = tuple(block.mul_(align(cut, block)) for block in m)
     return m
 
@@ -295,7 +295,3 @@ def _half_projected(group: Group, a: Element, sight: Sight, damping: Tensor, lim
 def _weighted(element: Element, other: Element, weight: Tensor) -> Element:
     """``element + weight other``, in the memory of the first."""
     return tuple(block.addcmul_(more, align(weight, more)) for block, more in zip(element, other, strict=True))
-
-
-def _scaled(factor: Tensor, element: Element) -> Element:
-    return tuple(align(factor, block) * block for block in element)

@@ -24,6 +24,16 @@ def keep_product(k: int, rows: int, uses: int) -> bool:
     return k < rows * uses
 
 
+def keep_square(k: int, damping: float, eps: float) -> bool:
+    """Whether ``P = A A^T`` may be updated itself, without A: two products of symmetric results instead of four.
+
+    Curvature in units of its mean lies below k, so that P's eigenvalues are about ``1 / k`` at least and
+    ``1 / damping`` at most. With ``N = A M A^-1`` as large as the root of that condition, an update errs by the
+    rounding of the largest eigenvalue times that root, which must stay below the smallest one: ten times, here.
+    """
+    return damping > 0 and eps * (k / damping) ** 1.5 <= 0.1
+
+
 def through_rows(n: int, p: int, d: int, cost_k: int, cost_c: int) -> bool:
     """Whether ``C C^T G K K^T`` is found as ``(g C C^T)^T (x K K^T)``, where ``G = g^T x``.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -20,6 +20,7 @@ from .layerwise import LayerwiseOptimizer
 from .moves import Tracked, cat
 from .rounding import rounded
 from .settings import PRESETS, Scalar, Settings, check_choice
+from .square import Square
 from .structures import Structure
 from .summary import Row
 
@@ -84,7 +85,8 @@ class INGD(LayerwiseOptimizer):
         kl_clip: the alternative to ``step_rms``: a bound on ``lr^2 <G, D>``, over all layers.
         max_factor_step: bound on the spectral norm of what an update adds to ``m_K`` and ``m_C``; ``math.inf`` for
             none.
-        order: of the exponential, 1 or 2.
+        order: of the exponential, 1 or 2. With 2 a dense factor is kept as ``K K^T``, where its condition is bounded by
+            the size and the damping (see ``forms.keep_square``), and moves by ``(I - m_K)^2 + m_K^2 / 4``.
         relative: whether curvature and damping are relative to the curvature's mean, that of the batch with
             ``curvature="kfac"`` and a running one with ``"gradient"``.
         growing_intervals: whether updates are more frequent at first.
@@ -207,6 +209,16 @@ class INGD(LayerwiseOptimizer):
         )
 
     # ------------------------------------------------------------------ factors
+    def _form(self, group: Group, dtype: torch.dtype, settings: Settings, schedules: Collection[str]) -> Group:
+        """A dense factor by its square, where the defaults bound its condition and its type can hold it."""
+        bounded = self._fixed["relative"] and self._fixed["order"] == 2 and "damping" not in schedules
+        if type(group) is not Dense or not bounded:
+            return group
+        computed = torch.promote_types(dtype, torch.float32)
+        eps = max(torch.finfo(used).eps for used in (computed, self._factor_type or computed))
+        safe = forms.keep_square(group.k, settings["damping"], eps)
+        return Square(group.k, packed=self._memory == "low") if safe else group
+
     def _stored_dtype(self, tracked: Tracked) -> torch.dtype:
         return self._factor_type or self._computing_dtype(tracked)
 
@@ -219,7 +231,7 @@ class INGD(LayerwiseOptimizer):
 
     def _factor_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
         blocks, sides = (tracked.layer.blocks,), (("K", tracked.factors.left), ("C", tracked.factors.right))
-        shapes = {name: blocks + group.storage_shape for name, group in sides}
+        shapes = {_key(name, group): blocks + group.storage_shape for name, group in sides}
         if self._has_momentum:
             shapes |= {f"m_{name}": blocks + group.compressed_shape for name, group in sides}
         return shapes
@@ -232,25 +244,25 @@ class INGD(LayerwiseOptimizer):
         """Factors begin as identities, momenta as zeros."""
         for tracked in stack:
             state, weight = self.state[tracked.layer.weight], tracked.layer.weight
-            if "K" in state:
+            if _key("K", tracked.factors.left) in state:
                 continue
             place: dict[str, Any] = {"dtype": self._stored_dtype(tracked), "device": weight.device}
             for name, shape in self._factor_shapes(tracked).items():
                 state[name] = torch.zeros(shape, **place)
             for name, group in (("K", tracked.factors.left), ("C", tracked.factors.right)):
-                state[name] = group.pack(group.identity((tracked.layer.blocks,), **place)).contiguous()
+                state[_key(name, group)] = group.pack(group.identity((tracked.layer.blocks,), **place)).contiguous()
             if self._fixed["relative"]:
                 level = torch.zeros(tracked.layer.blocks, dtype=self._computing_dtype(tracked), device=weight.device)
                 state["level"] = level
 
     def _factors(self, stack: list[Tracked], dtype: torch.dtype) -> tuple[Element, Element]:
         """K and C of layers of one kind, in a type."""
+        return self._factor(stack, "K", dtype), self._factor(stack, "C", dtype)
+
+    def _factor(self, stack: list[Tracked], name: Literal["K", "C"], dtype: torch.dtype) -> Element:
         self._started(stack)
-        factors = stack[0].factors
-        return (
-            factors.left.unpack(self._gathered(stack, "K").to(dtype)),
-            factors.right.unpack(self._gathered(stack, "C").to(dtype)),
-        )
+        group = _side(stack[0], name)
+        return group.unpack(self._gathered(stack, _key(name, group)).to(dtype))
 
     def _seen_from(self, tracked: Tracked) -> tuple[Element, Element]:
         return self._factors([tracked], self._computing_dtype(tracked))
@@ -307,7 +319,7 @@ class INGD(LayerwiseOptimizer):
             self._store(stack, f"m_{name}", structure.compress(momentum), old, group, finite)
         n = tuple(block.mul_(-outside) for block in momentum)
         moved = structure.advance(factor, n, self._fixed["order"])
-        self._store(stack, name, structure.pack(moved), structure.pack(factor), group, finite)
+        self._store(stack, _key(name, structure), structure.pack(moved), structure.pack(factor), group, finite)
 
     def _store(self, stack: list[Tracked], key: str, new: Tensor, old: Tensor, group: Settings, finite: Tensor) -> None:
         """The new value, or the old one where the new one is not finite, in the type that is kept."""
@@ -324,31 +336,26 @@ class INGD(LayerwiseOptimizer):
 
     def _noise_seed(self, tracked: Tracked, group: Settings, key: str) -> int:
         """A seed for each tensor at each update, so that a run that is resumed goes on alike."""
-        return hash((self._seed, group["step"], tracked.index, ("K", "C", "m_K", "m_C").index(key))) % 2**63
+        return hash((self._seed, group["step"], tracked.index, ("K", "C", "m_K", "m_C", "KK", "CC").index(key))) % 2**63
 
     # ------------------------------------------------------------------ directions
     def _times(
         self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int, overwrite: bool = False
     ) -> Tensor:
         """``A A^T x`` for each row; the product of a dense A with itself is kept where that pays."""
-        factors = stack[0].factors
-        group = factors.left if side == "K" else factors.right
-        dtype = torch.promote_types(self._stored_dtype(stack[0]), rows.dtype)
+        group, dtype = _side(stack[0], side), torch.promote_types(self._stored_dtype(stack[0]), rows.dtype)
         rows = rows.to(dtype)
-        if isinstance(group, Dense) and self._memory == "default" and forms.keep_product(group.k, rows.shape[-2], uses):
-            return rows @ self._product(stack, side, dtype)
-        self._started(stack)
-        return group.apply_squared(group.unpack(self._gathered(stack, side).to(dtype)), rows, overwrite)
+        pays = self._memory == "default" and forms.keep_product(group.k, rows.shape[-2], uses)
+        if type(group) is Dense and pays:
+            return rows @ self._product(stack, side, group, dtype)
+        return group.apply_squared(self._factor(stack, side, dtype), rows, overwrite)
 
-    def _product(self, stack: list[Tracked], side: Literal["K", "C"], dtype: torch.dtype) -> Tensor:
+    def _product(self, stack: list[Tracked], side: Literal["K", "C"], group: Dense, dtype: torch.dtype) -> Tensor:
         """``A A^T``, kept until A changes."""
         device = stack[0].layer.weight.device
         known = [tracked.cache.get(side) for tracked in stack]
         if any(product is None or (product.dtype, product.device) != (dtype, device) for product in known):
-            self._started(stack)
-            group = stack[0].factors.left if side == "K" else stack[0].factors.right
-            assert isinstance(group, Dense)
-            products = group.squared((self._gathered(stack, side).to(dtype),))
+            products = group.squared(self._factor(stack, side, dtype))
             for tracked, product in zip(stack, products.chunk(len(stack)), strict=True):
                 tracked.cache[side] = product
         return cat([tracked.cache[side] for tracked in stack])
@@ -383,7 +390,7 @@ class INGD(LayerwiseOptimizer):
         kept = sum(math.prod(shape) for shape in self._factor_shapes(tracked).values()) * stored.itemsize
         if self._memory == "default":
             sides, uses = ((factors.left, layer.d), (factors.right, layer.p)), self.param_groups[0]["update_every"]
-            worth = [g.k for g, rows in sides if isinstance(g, Dense) and forms.keep_product(g.k, rows, uses)]
+            worth = [g.k for g, rows in sides if type(g) is Dense and forms.keep_product(g.k, rows, uses)]
             products = sum(layer.blocks * k**2 for k in worth)
             kept += products * torch.promote_types(stored, layer.weight.dtype).itemsize
         moments = 0 if self._precondition_only else sum(p.numel() * p.element_size() for p in layer.parameters)
@@ -402,6 +409,15 @@ class INGD(LayerwiseOptimizer):
         )
 
 
+def _side(tracked: Tracked, name: Literal["K", "C"]) -> Group:
+    return tracked.factors.left if name == "K" else tracked.factors.right
+
+
+def _key(name: str, group: Group) -> str:
+    """Under which a factor is in the state: K, or KK for ``K K^T``."""
+    return 2 * name if isinstance(group, Square) else name
+
+
 @functools.lru_cache(maxsize=256)
 def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int]:
     """Multiplications of an update of both factors and of preconditioning a matrix, counted on tensors without data."""
@@ -414,7 +430,7 @@ def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int
         pressures = factors.pressure(k, c, Curvature(seen[0], seen[1], ones), 0.1)
         for group, factor, m in zip(groups, (k, c), pressures, strict=True):
             group.advance(factor, m, order)
-            if isinstance(group, Dense):
+            if type(group) is Dense:
                 group.squared(factor)
     update = counter.get_total_flops() // 2
     with FlopCounterMode(display=False) as counter:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ..groups import Diagonal, Element
+from ..groups import Diagonal, Element, Group
 from ..groups.base import align
 from ..manifolds import full_precision
 from . import rules
@@ -142,7 +142,8 @@ class LayerwiseOptimizer(Optimizer):
             # A layer that was frozen until now: its bias may be among the others already.
             others = [p for g in self.param_groups if g["role"] == "fallback" for p in g["params"]]
             self._matrices = self._find_matrices(apart=others)
-        new = [self._new_tracked(self._matrices[p]) for p in params if p in self._matrices and p not in self._tracked]
+        unknown = [p for p in params if p in self._matrices and p not in self._tracked]
+        new = [self._new_tracked(self._matrices[p], settings, schedules) for p in unknown]
         to_come = [m.layer for weight, m in self._matrices.items() if weight not in self._tracked]
         here = [tracked.layer for tracked in self._tracked.values()]
         members = {id(p) for layer in (*to_come, *here) for p in layer.parameters}
@@ -171,11 +172,12 @@ class LayerwiseOptimizer(Optimizer):
                 raise ValueError(f"params holds {names[id(p)]}, which is in another group already")
             check_parameter(names[id(p)], p)
 
-    def _new_tracked(self, matrix: Matrix) -> Tracked:
+    def _new_tracked(self, matrix: Matrix, settings: Settings, schedules: Collection[str]) -> Tracked:
         layer, name = matrix.layer, self._plain(matrix.name)
         left, right = groups_for(self._structure, name, layer.p, layer.d, self._max_dim)
         if layer.one_hot and not isinstance(left, Diagonal):
             left = Diagonal(layer.p)
+        left, right = (self._form(group, layer.weight.dtype, settings, schedules) for group in (left, right))
         views = [] if self._curvature == "gradient" else matrix.views
         return Tracked(len(self._tracked), name, layer, views, KroneckerFactors(left, right))
 
@@ -230,6 +232,10 @@ class LayerwiseOptimizer(Optimizer):
         self._watch()
 
     # ------------------------------------------------------------------ what the subclasses add
+    def _form(self, group: Group, dtype: torch.dtype, settings: Settings, schedules: Collection[str]) -> Group:
+        """A structure in the form in which it is kept; the settings are those at the first step, with schedules."""
+        return group
+
     @abstractmethod
     def _seen_from(self, tracked: Tracked) -> tuple[Element | None, Element | None]:
         """The factors from which statistics are seen; None for as they are."""
