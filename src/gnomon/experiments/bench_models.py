@@ -17,6 +17,7 @@ from torch.optim import SGD, AdamW, Optimizer
 from ..optim import INGD, KFAC
 from ..optim.structures import NAMES
 from .tasks import GPT
+from .training.optimizers import muon, soap
 
 LR = 1e-4
 """Small, and the same for all: time does not depend on it, and the models stay near where they began."""
@@ -162,8 +163,10 @@ def contestants(model: Model) -> list[Contestant]:
         _ingd("gradient", 10, curvature="gradient"),
         *(_layerwise(KFAC, "KFAC", interval) for interval in (1, 10)),
         *_singd(model),
-        Contestant("SOAP", _soap, "pytorch_optimizer"),
-        Contestant("Muon", _muon, "pytorch_optimizer", steps=2),  # its products are in bfloat16: slow on most CPUs
+        Contestant("SOAP", partial(soap, lr=LR), "pytorch_optimizer"),
+        Contestant(
+            "Muon", partial(muon, lr=LR), "pytorch_optimizer", steps=2
+        ),  # its products are in bfloat16: slow on most CPUs
     ]
 
 
@@ -207,21 +210,3 @@ def _singd(model: Model) -> list[Contestant]:
         sparse = {"diagonal": ("diagonal", "diagonal"), "toeplitz": ("triltoeplitz", "triltoeplitz")}
         chosen |= {f"{name} T=10": {"T": 10, "structures": pair} for name, pair in sparse.items()}
     return [Contestant(f"singd {name}", partial(build, **settings), "singd") for name, settings in chosen.items()]
-
-
-def _soap(model: nn.Module) -> Optimizer:
-    from pytorch_optimizer import SOAP
-
-    return SOAP(model.parameters(), lr=LR, precondition_frequency=10)
-
-
-def _muon(model: nn.Module) -> Optimizer:
-    """Hidden weights by Muon; embeddings, the last linear layer, biases and gains by AdamW, as its authors advise."""
-    from pytorch_optimizer import Muon
-
-    heads = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
-    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    outer = {id(p) for module in (*heads, *embeddings) for p in module.parameters()}
-    hidden = [p for p in model.parameters() if p.ndim >= 2 and id(p) not in outer]
-    others = [p for p in model.parameters() if p.ndim < 2 or id(p) in outer]
-    return Muon([{"params": hidden, "use_muon": True}, {"params": others, "use_muon": False}], lr=LR, adamw_lr=LR)
