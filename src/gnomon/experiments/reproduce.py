@@ -16,9 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from . import figures, page
+from .files import write_atomically
 from .manifold import MIXTURE_SCALES, SPD_SCALES, mixture_trials, spd_trials
 from .rosenbrock import FULL, QUICK, rosenbrock_trials
-from .files import write_atomically
 from .trials import SOLVED, Curve, Store, Trial, run_trials, versions
 
 LEGEND = (

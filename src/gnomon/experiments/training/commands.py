@@ -39,72 +39,90 @@ def _names_of_schedules() -> list[str]:
 # ---------------------------------------------------------------------- options that commands share
 TASK, OPTIMIZER, SCHEDULE, RUN, MACHINE = "What to train", "Optimizer", "Length and schedule", "Run", "Machine"
 
+
+def _option(panel: str, help: str, default: str | bool = False, **more: Any) -> Any:
+    """An option that is None where it is not given; the default that it then has depends on others, and is told."""
+    return typer.Option(help=help, show_default=default, rich_help_panel=panel, **more)
+
+
 Model = Annotated[
-    str | None, typer.Option(help="Network, by name [mlp].", autocompletion=_names_of_models, rich_help_panel=TASK)
+    str | None,
+    _option(
+        TASK,
+        "mlp, cnn, convmixer128-6, gpt, or one of the paper, such as vgg16-bn.",
+        "mlp",
+        autocompletion=_names_of_models,
+    ),
 ]
 Data = Annotated[
-    str | None, typer.Option(help="Data set, by name [digits].", autocompletion=_names_of_data, rich_help_panel=TASK)
+    str | None,
+    _option(
+        TASK,
+        "digits, mnist, fashion-mnist, cifar10, cifar100, tiny-imagenet, imagenet-100, image-folder or python-text.",
+        "digits",
+        autocompletion=_names_of_data,
+    ),
 ]
-DataDir = Annotated[
-    Path | None, typer.Option(help="Folder of its files [$GNOMON_DATA, or .data].", rich_help_panel=TASK)
+DataDir = Annotated[Path | None, _option(TASK, "Folder of the data's files.", "$GNOMON_DATA, else .data")]
+TrainLimit = Annotated[int | None, _option(TASK, "Take the first N training samples.", "all", metavar="N")]
+TestLimit = Annotated[int | None, _option(TASK, "Take the first N test samples.", "all", metavar="N")]
+
+OptimizerName = Annotated[
+    str | None,
+    _option(
+        OPTIMIZER,
+        "ingd, kfac, sgd, adam, adamw, lion, soap or muon.",
+        "ingd",
+        autocompletion=_names_of_optimizers,
+    ),
 ]
-TrainLimit = Annotated[int | None, typer.Option(help="Take the first N training samples.", rich_help_panel=TASK)]
-TestLimit = Annotated[int | None, typer.Option(help="Take the first N test samples.", rich_help_panel=TASK)]
-ConfigFile = Annotated[
-    Path | None, typer.Option(help="TOML file of settings, by the names of options; options win.", rich_help_panel=RUN)
+Preset = Annotated[
+    Literal["robust", "paper"] | None,
+    _option(
+        OPTIMIZER,
+        "Where the settings of INGD and KFAC come from that are not given: the library's defaults, or the paper's "
+        "update with its momentum, weight decay, damping and rates.",
+        "robust",
+    ),
 ]
-BatchSize = Annotated[int | None, typer.Option(help="Samples of a step [128].", rich_help_panel=SCHEDULE)]
+Rate = Annotated[float | None, _option(OPTIMIZER, "Learning rate.", "by optimizer; ImageNet models: the paper's")]
+WeightDecay = Annotated[
+    float | None,
+    _option(OPTIMIZER, "Weight decay.", "ingd, kfac 0.2, paper 0.01; sgd, adam 0.001; lion 0.1; others 0.01"),
+]
+Momentum = Annotated[float | None, _option(OPTIMIZER, "Of INGD, KFAC and SGD.", "0.8, paper 0.9; sgd 0.9")]
+Damping = Annotated[float | None, _option(OPTIMIZER, "Of INGD and KFAC.", "0.2; paper 0.005 or 0.0005")]
+UpdateEvery = Annotated[
+    int | None,
+    _option(OPTIMIZER, "Steps between updates of INGD's and KFAC's factors.", "10 to 60, the paper's by model"),
+]
+Structure = Annotated[str | None, _option(OPTIMIZER, "Of INGD's factors: triangular, diagonal, ...", "dense")]
+
+Epochs = Annotated[int | None, _option(SCHEDULE, "Passes over the training set.", "120")]
+BatchSize = Annotated[int | None, _option(SCHEDULE, "Samples of a step.", "128")]
 Schedule = Annotated[
     str | None,
-    typer.Option(
-        help="Of the learning rate: [b]step[/b] divides by 10 every 40 epochs, [b]thirds[/b] after each third of the "
-        "run, [b]cosine[/b] goes to zero, [b]constant[/b] stays [step; cosine for text].",
+    _option(
+        SCHEDULE,
+        "Of the learning rate: step divides it by 10 every 40 epochs, thirds after each third of the run, cosine goes "
+        "to zero, constant stays.",
+        "step; cosine for text",
         autocompletion=_names_of_schedules,
-        rich_help_panel=SCHEDULE,
     ),
 ]
 Warmup = Annotated[
     float | None,
-    typer.Option(
-        help="Share of the run in which the rate grows from zero [0; 0.05 for text].", rich_help_panel=SCHEDULE
-    ),
+    _option(SCHEDULE, "Share of the run in which the rate grows from zero.", "0; 0.05 for text"),
 ]
-Seed = Annotated[int | None, typer.Option(help="Of weights, order and augmentation [0].", rich_help_panel=RUN)]
-Preset = Annotated[
-    Literal["robust", "paper"] | None,
-    typer.Option(
-        help="What settings of INGD and KFAC mean that are not given: [b]robust[/b] takes the library's defaults, "
-        "[b]paper[/b] the paper's update with its momentum, weight decay, damping and rates [robust].",
-        rich_help_panel=OPTIMIZER,
-    ),
-]
-Damping = Annotated[
-    float | None, typer.Option(help="Of INGD and KFAC [0.2; paper: by model].", rich_help_panel=OPTIMIZER)
-]
-UpdateEvery = Annotated[
-    int | None,
-    typer.Option(
-        help="Steps between updates of INGD's and KFAC's factors [by model, 10 to 60].", rich_help_panel=OPTIMIZER
-    ),
-]
-Structure = Annotated[
-    str | None,
-    typer.Option(help="Of INGD's factors: dense, triangular, diagonal, ... [dense].", rich_help_panel=OPTIMIZER),
-]
-WeightDecay = Annotated[
-    float | None,
-    typer.Option(
-        help="[INGD and KFAC 0.2, paper 0.01; SGD and Adam 0.001, Lion 0.1, others 0.01]", rich_help_panel=OPTIMIZER
-    ),
-]
+
+ConfigFile = Annotated[Path | None, _option(RUN, "TOML file with settings named as the options, which win.")]
+Seed = Annotated[int | None, _option(RUN, "Of weights, order and augmentation.", "0")]
+
 Amp = Annotated[
-    Literal["float32", "bf16"] | None,
-    typer.Option(help="Precision of the forward pass; bf16 by autocast [float32].", rich_help_panel=MACHINE),
+    Literal["float32", "bf16"] | None, _option(MACHINE, "Precision of the forward pass; bf16 by autocast.", "float32")
 ]
 Compile = Annotated[bool | None, typer.Option("--compile", help="Use torch.compile.", rich_help_panel=MACHINE)]
-Device = Annotated[
-    str | None, typer.Option(help="cpu, cuda, cuda:1, ... [auto: cuda if there is one].", rich_help_panel=MACHINE)
-]
+Device = Annotated[str | None, _option(MACHINE, "cpu, cuda, cuda:1, ...", "cuda if there is one")]
 
 
 # ---------------------------------------------------------------------- commands
@@ -115,49 +133,27 @@ def train(
     train_limit: TrainLimit = None,
     test_limit: TestLimit = None,
     validation: Annotated[
-        float | None,
-        typer.Option(help="Hold out this share of the training set, and measure on it [0].", rich_help_panel=TASK),
+        float | None, _option(TASK, "Hold out this share of the training set, and measure on it.", "0")
     ] = None,
-    optimizer: Annotated[
-        str | None,
-        typer.Option(
-            help="ingd, kfac, sgd, adam, adamw, lion, soap or muon [ingd].",
-            autocompletion=_names_of_optimizers,
-            rich_help_panel=OPTIMIZER,
-        ),
-    ] = None,
-    lr: Annotated[
-        float | None, typer.Option(help="Learning rate [by optimizer and model].", rich_help_panel=OPTIMIZER)
-    ] = None,
+    optimizer: OptimizerName = None,
+    lr: Rate = None,
     preset: Preset = None,
     weight_decay: WeightDecay = None,
-    momentum: Annotated[
-        float | None, typer.Option(help="Of INGD and KFAC [0.8; paper 0.9] and SGD [0.9].", rich_help_panel=OPTIMIZER)
-    ] = None,
+    momentum: Momentum = None,
     damping: Damping = None,
     update_every: UpdateEvery = None,
     structure: Structure = None,
-    epochs: Annotated[int | None, typer.Option(help="[120]", rich_help_panel=SCHEDULE)] = None,
+    epochs: Epochs = None,
     batch_size: BatchSize = None,
     schedule: Schedule = None,
     warmup: Warmup = None,
-    output: Annotated[
-        Path | None,
-        typer.Option(help="Folder of the run [runs/DATA-MODEL-OPTIMIZER-SEED].", rich_help_panel=RUN),
-    ] = None,
+    output: Annotated[Path | None, _option(RUN, "Folder of the run.", "runs/DATA-MODEL-OPTIMIZER-SEED")] = None,
     config: ConfigFile = None,
     seed: Seed = None,
     resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on with the run in the folder, bit for bit as if it had not stopped.",
-            rich_help_panel=RUN,
-        ),
+        bool, typer.Option("--resume", help="Go on with the run in the folder, bit for bit.", rich_help_panel=RUN)
     ] = False,
-    save_every: Annotated[
-        float, typer.Option(min=0, metavar="SECONDS", help="Time between checkpoints.", rich_help_panel=RUN)
-    ] = 60.0,
+    save_every: Annotated[float, _option(RUN, "Seconds between checkpoints.", True, min=0, metavar="SECONDS")] = 60.0,
     tensorboard: Annotated[
         bool, typer.Option("--tensorboard", help="Log for TensorBoard into the folder.", rich_help_panel=RUN)
     ] = False,
@@ -165,19 +161,17 @@ def train(
     compile: Compile = None,
     channels_last: Annotated[
         bool | None,
-        typer.Option(help="Memory layout of images [channels last].", rich_help_panel=MACHINE),
+        typer.Option(" /--no-channels-last", help="Keep torch's usual memory layout.", rich_help_panel=MACHINE),
     ] = None,
     device: Device = None,
 ) -> None:
     """Train a network on a data set, by the paper's protocol where nothing else is said.
 
-    For example:
+    For example: gnomon train --model convmixer256-12 --data cifar100 --optimizer ingd
 
-        gnomon train --model convmixer256-12 --data cifar100 --optimizer ingd
+    The folder gets config.toml, versions.json, metrics.jsonl with a line for each epoch, checkpoint.pt and curves.png.
 
-    The folder holds config.toml, versions.json, metrics.jsonl (a line for each epoch), checkpoint.pt and curves.png.
-
-    Ctrl-C saves a checkpoint first. A run that was stopped, killed too, goes on with --resume.
+    Ctrl-C saves a checkpoint first. A run that was stopped, even killed, goes on with --resume.
     """
     given = _given(locals(), "output", "config", "resume", "save_every", "tensorboard")
     with one_line_errors():
@@ -215,7 +209,7 @@ def _train(
 
 
 def compare(
-    runs: Annotated[list[Path], typer.Argument(metavar="RUN...", help="Folders of runs.")],
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     output: Annotated[Path, typer.Option(metavar="PNG", help="File for the curves.")] = Path("compare.png"),
     last: Annotated[int, typer.Option(min=1, help="Epochs at the end of a run that its result is the mean of.")] = 10,
     clock: Annotated[
@@ -224,8 +218,9 @@ def compare(
 ) -> None:
     """Draw runs together, against epochs and against time, and print the table of the paper.
 
-    Results are means over the last epochs of a run. Runs that differ in the seed alone are one line: the mean over
-    them, in the table with the 95% interval of the mean (Student's t), in the picture with the range.
+    Results are means over the last epochs of a run. Runs that differ in the seed alone are one line of the table.
+
+    It has their mean and its 95% interval (Student's t); the picture has their mean and their range.
 
     For images the measure is the test error in %, for text the test loss.
     """
@@ -249,51 +244,43 @@ def compare(
 
 
 def tune(
-    optimizer: Annotated[
-        list[str],
-        typer.Option(
-            help="Optimizer to search settings of; may be repeated.",
-            autocompletion=_names_of_optimizers,
-            rich_help_panel=OPTIMIZER,
-        ),
-    ],
-    budget: Annotated[
-        int, typer.Option(min=1, help="Settings to try of each optimizer.", rich_help_panel=SCHEDULE)
-    ] = 8,
+    *,
     model: Model = None,
     data: Data = None,
     data_dir: DataDir = None,
     train_limit: TrainLimit = None,
     validation: Annotated[
-        float | None,
-        typer.Option(help="Share of the training set that settings are judged by [0.1].", rich_help_panel=TASK),
+        float | None, _option(TASK, "Share of the training set that settings are judged by.", "0.1")
     ] = None,
+    optimizer: Annotated[
+        list[str],
+        _option(OPTIMIZER, "Whose settings are searched; may be repeated.", autocompletion=_names_of_optimizers),
+    ],
     preset: Preset = None,
-    damping: Annotated[
-        float | None,
-        typer.Option(help="Keep the damping at this, and search the rate alone.", rich_help_panel=OPTIMIZER),
-    ] = None,
+    damping: Annotated[float | None, _option(OPTIMIZER, "Keep the damping at this, and search the rate alone.")] = None,
     update_every: UpdateEvery = None,
     structure: Structure = None,
-    epochs: Annotated[int | None, typer.Option(help="Of each trial [120].", rich_help_panel=SCHEDULE)] = None,
+    budget: Annotated[int, _option(SCHEDULE, "Settings to try of each optimizer.", True, min=1)] = 8,
+    epochs: Annotated[int | None, _option(SCHEDULE, "Of each trial.", "120")] = None,
     batch_size: BatchSize = None,
     schedule: Schedule = None,
     warmup: Warmup = None,
-    output: Annotated[Path | None, typer.Option(help="Folder [tune/DATA-MODEL].", rich_help_panel=RUN)] = None,
+    output: Annotated[Path | None, _option(RUN, "Folder of the search.", "tune/DATA-MODEL")] = None,
     config: ConfigFile = None,
     seed: Seed = None,
     amp: Amp = None,
     compile: Compile = None,
     device: Device = None,
 ) -> None:
-    """Search learning rates (and the damping of INGD and KFAC), as many settings for each optimizer.
+    """Search learning rates, and the damping of INGD and KFAC, with one budget for every optimizer.
 
-    Every optimizer gets the same number of settings, epochs, samples and the same seed. The first setting is its
-    default; the others cover a factor of ten to both sides of it evenly (Optuna's Sobol sampler). Settings are
-    judged on a part of the training set that is held out; the test set is not looked at.
+    Each optimizer gets as many settings, epochs and samples as any other, and the same seed.
 
-    Writes best-OPTIMIZER.toml for each, a file that gnomon train --config takes. A search that was interrupted
-    goes on with the same command.
+    The first setting is its default; the others cover a factor of ten to both sides of it evenly (Optuna, Sobol).
+
+    Settings are judged on a part of the training set that is held out; the test set is not looked at.
+
+    Writes best-OPTIMIZER.toml, which gnomon train --config takes. An interrupted search goes on with the same command.
     """
     given = _given(locals(), "optimizer", "budget", "output", "config")
     with one_line_errors():

@@ -7,8 +7,11 @@ import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Any
 
 import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.trial import TrialState
 from rich import box
 from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
@@ -23,7 +26,7 @@ SPREAD = 10.0
 """The search goes from a tenth of an optimizer's default to ten times it: two decades for every optimizer."""
 
 VALIDATION = 0.1
-"""The share of the training set that settings are judged by, unless another is given; the test set has no part in it."""
+"""The share of the training set that settings are judged by, unless another is given."""
 
 EDGE = 0.05
 """A best setting in this outer part of its range may have a better one beyond it."""
@@ -73,8 +76,8 @@ class InterruptedSearchError(Exception):
 def for_optimizer(config: Config, name: str) -> Config:
     """The same task for another optimizer: settings that it does not have are left out."""
     check_name("optimizer", name, SETTINGS)
-    foreign = settings_of_optimizers - SETTINGS[name]
-    return replace(config, optimizer=name, **dict.fromkeys(foreign))
+    foreign: dict[str, Any] = dict.fromkeys(settings_of_optimizers - SETTINGS[name])
+    return replace(config, optimizer=name, **foreign)
 
 
 def ranges(config: Config) -> dict[str, tuple[float, float]]:
@@ -123,24 +126,25 @@ def _search(
     tell: Callable[[str, int, Trial], None],
 ) -> Search:
     study = _study(config, folder)
-    space = {name: optuna.distributions.FloatDistribution(*ends, log=True) for name, ends in ranges(config).items()}
-    state = optuna.trial.TrialState
-    for left in study.get_trials(states=(state.RUNNING,)):  # by a process that was killed
-        study.tell(left.number, state=state.FAIL)
+    space: dict[str, BaseDistribution] = {
+        name: FloatDistribution(*ends, log=True) for name, ends in ranges(config).items()
+    }
+    for left in study.get_trials(states=(TrialState.RUNNING,)):  # by a process that was killed
+        study.tell(left.number, state=TrialState.FAIL)
         study.enqueue_trial(left.params)
-    while (done := len(study.get_trials(deepcopy=False, states=(state.COMPLETE,)))) < budget:
+    while (done := len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))) < budget:
         asked = study.ask(space)
         trial, signal = _tried(_with(config, asked.params), run)
         if signal is not None:
-            study.tell(asked, state=state.FAIL)
+            study.tell(asked, state=TrialState.FAIL)
             study.enqueue_trial(asked.params)
             raise InterruptedSearchError(signal)
         asked.set_user_attr("loss", trial.tie)
         study.tell(asked, trial.value)
         tell(config.optimizer, done + 1, trial)
     trials = [
-        Trial(_with(config, t.params), t.value, t.user_attrs["loss"])
-        for t in study.get_trials(states=(state.COMPLETE,))
+        Trial(_with(config, t.params), t.values[0], t.user_attrs["loss"])
+        for t in study.get_trials(states=(TrialState.COMPLETE,))
     ]
     return Search(config.optimizer, trials[:budget], ranges(config))
 
@@ -150,14 +154,14 @@ def _tried(config: Config, run: Callable[[Config], Outcome]) -> tuple[Trial, int
     if outcome.failure is not None or outcome.signal is not None:
         return Trial(config, math.inf), outcome.signal
     last = outcome.epochs[-1]
-    return Trial(
-        config, last.test_loss if outcome.trainer.data.kind == "text" else last.test_error, last.test_loss
-    ), None
+    value = last.test_loss if outcome.trainer.data.kind == "text" else last.test_error
+    return Trial(config, value, last.test_loss), None
 
 
 def _with(config: Config, found: dict[str, float]) -> Config:
     """Three digits of a setting are enough, and are what a person writes."""
-    return completed(replace(config, **{name: float(f"{value:.3g}") for name, value in found.items()}))
+    rounded: dict[str, Any] = {name: float(f"{value:.3g}") for name, value in found.items()}
+    return completed(replace(config, **rounded))
 
 
 def _study(config: Config, folder: Path) -> optuna.Study:
