@@ -2,7 +2,6 @@
 
 import dataclasses
 import errno
-import json
 import math
 import os
 import random
@@ -20,8 +19,7 @@ from typer.testing import CliRunner
 
 from gnomon.cli import main
 from gnomon.experiments import models
-from gnomon.experiments.data import DataError
-from gnomon.experiments.training import compare, folder, trainer
+from gnomon.experiments.training import compare
 from gnomon.experiments.training.config import (
     OPTIMIZER_NAMES,
     Config,
@@ -98,6 +96,18 @@ class StopAt(Silent):
             signal.raise_signal(signal.SIGINT)
 
 
+@pytest.fixture(autouse=True)
+def _no_pictures(request, monkeypatch):
+    """Drawing takes longer than these runs; one of them shows that it works."""
+    if "pictures" not in request.fixturenames:
+        monkeypatch.setattr("gnomon.experiments.training.run.draw_run", lambda epochs, config, path: None)
+
+
+@pytest.fixture
+def pictures():
+    """For a test that draws."""
+
+
 @pytest.fixture
 def every_step(monkeypatch):
     """Reporters are told of each step."""
@@ -143,17 +153,19 @@ def test_convolutions_in_channels_last_and_dropout_resume_too(tmp_path, every_st
 @pytest.mark.parametrize("optimizer", ["ingd", "kfac", "adamw"])
 def test_a_killed_process_is_resumed_exactly(optimizer, tmp_path):
     """``kill -9`` at any moment, also while a checkpoint is being written."""
-    settings = options(**SMALL, optimizer=optimizer, lr=3e-3)
-    train(small(optimizer=optimizer, lr=3e-3), tmp_path / "whole")
-    process = subprocess.Popen([*COMMAND, *settings, *options(output=tmp_path / "parts", save_every=0)])
-    wanted = random.randrange(1, 19)
-    while process.poll() is None and _steps_saved(tmp_path / "parts") < wanted:
-        time.sleep(0.002)
-    process.kill()
-    assert process.wait() in (-signal.SIGKILL, 0)
-    assert 1 <= _steps_saved(tmp_path / "parts") <= 20
-    result = command("train", *settings, "--output", tmp_path / "parts", "--resume")
-    assert result.exit_code == 0, result.output
+    config = small(optimizer=optimizer, lr=3e-3)
+    train(config, tmp_path / "whole")
+    steps = random.randrange(1, 20)
+    child = os.fork()  # a process of its own that need not import torch again
+    if child == 0:
+        train(config, tmp_path / "parts", save_every=0)
+        os._exit(0)
+    while _steps_saved(tmp_path / "parts") < steps:
+        time.sleep(0.001)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    assert steps <= _steps_saved(tmp_path / "parts") <= 20
+    train(config, tmp_path / "parts", resume=True)
     assert_equal(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -196,7 +208,7 @@ def test_epochs_may_be_added_unless_the_schedule_depends_on_them(tmp_path):
 
 
 def test_ctrl_c(tmp_path):
-    """In a real process: a checkpoint, how to go on, and the exit code of the signal."""
+    """In a process of its own: a checkpoint, how to go on, and the exit code of the signal."""
     output = tmp_path / "run"
     settings = options(**{**SMALL, "epochs": 500}, output=output, save_every=1000)
     process = subprocess.Popen([*COMMAND, *settings], stderr=subprocess.PIPE, text=True)
@@ -384,25 +396,15 @@ def test_learning_rates_and_times_are_recorded():
 
 
 def test_text_and_half_precision():
-    text = Config(model="gpt", data="python-text", train_limit=64, test_limit=32, batch_size=32, epochs=1, amp="bf16")
+    text = Config(model="gpt", data="python-text", train_limit=16, test_limit=8, batch_size=8, epochs=1, amp="bf16")
     outcome = train(text)
     assert math.log(256) - 2 < outcome.epochs[0].test_loss < math.log(256) + 2
 
 
-def test_validation_leaves_the_test_set_alone():
-    whole, parts = load_data(small(test_limit=None)), load_data(small(validation=0.25, test_limit=None))
+def test_validation_is_a_part_of_the_training_set():
+    parts = load_data(small(validation=0.25))
     assert (parts.train_size, parts.test_size) == (240, 80)
-    x, _ = parts.test_batch(torch.arange(80))
-    tests, _ = whole.test_batch(torch.arange(whole.test_size))
-    rest, _ = parts.train_batch(torch.arange(240), torch.Generator())
-    for others in (tests, rest):
-        assert not torch.isin(_codes(x), _codes(others)).any()
-    with pytest.raises(DataError, match="validation"):
-        load_data(small(train_limit=2, validation=0.1))
-
-
-def _codes(images):
-    return (images.flatten(1).double() @ torch.arange(1.0, 65, dtype=torch.float64).sqrt()).round(decimals=6)
+    assert train(small(validation=0.25, epochs=1)).epochs[0].steps == 7
 
 
 def test_tensorboard(tmp_path):

@@ -2,37 +2,21 @@
 
 from __future__ import annotations
 
-import gzip
 import itertools
 import math
-import os
-import pickle
-import sysconfig
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, scaled_dot_product_attention
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-FASHION_MNIST = (Path("/usr/share/datasets/fashion-mnist"), Path("fashion-mnist"))
-"""Where Debian's package dataset-fashion-mnist puts it, and where it may lie under ``GNOMON_DATA``."""
-
-
-class DataMissingError(FileNotFoundError):
-    """Data that a task needs is not on this machine; the message says where it is looked for."""
-
-
-def data_directory() -> Path:
-    """Where data sets lie: ``GNOMON_DATA``, or ``.data`` in the working directory."""
-    return Path(os.environ.get("GNOMON_DATA", ".data"))
+from .data import DataMissingError, cifar, digits, idx, text
 
 
 class Task(ABC):
@@ -72,7 +56,10 @@ class Autoencoder(Task):
     batch_size = 128
 
     def __init__(self) -> None:
-        self.images = fashion_mnist() if fashion_mnist_file() else digits()
+        try:
+            self.images = idx.read(idx.FASHION_MNIST, "train").images.flatten(1).float() / 255
+        except DataMissingError:
+            self.images = enlarged_digits()
 
     def model(self) -> nn.Module:
         sizes = [784, 256, 128, 32, 128, 256, 784]
@@ -94,6 +81,11 @@ class Autoencoder(Task):
             return self.loss(model(images), images).item()
 
 
+def enlarged_digits() -> Tensor:
+    """scikit-learn's digits at 28 x 28, as rows in [0, 1]."""
+    return interpolate(digits.read().images.float() / digits.RECIPE.white, (28, 28), mode="bilinear").flatten(1)
+
+
 class Cifar(Task):
     """Four 3 x 3 convolutions with batch norm on a part of CIFAR-100; five epochs."""
 
@@ -102,8 +94,10 @@ class Cifar(Task):
 
     def __init__(self) -> None:
         self.steps = self.epochs * (self.train_size // self.batch_size)
-        self.images, self.labels = cifar100("train", self.train_size)
-        self.test_images, self.test_labels = cifar100("test", self.test_size)
+        train = cifar.read(cifar.CIFAR100, "train").first(self.train_size, "train_size")
+        test = cifar.read(cifar.CIFAR100, "test").first(self.test_size, "test_size")
+        self.images, self.labels = cifar.RECIPE.normalized(train.images), train.labels
+        self.test_images, self.test_labels = cifar.RECIPE.normalized(test.images), test.labels
         self._order = torch.empty(0, dtype=torch.long)
 
     def model(self) -> nn.Module:
@@ -141,7 +135,7 @@ class Text(Task):
     batch_size, context = 32, 64
 
     def __init__(self) -> None:
-        self.text, self.held_out = python_sources()
+        self.text, self.held_out = text.read()
         places = torch.Generator().manual_seed(1234)
         self._validation = [self._cut(self.held_out, 128, places) for _ in range(8)]
 
@@ -203,51 +197,6 @@ class GPT(nn.Module):
 
 
 TASKS: dict[str, Callable[[], Task]] = {"autoencoder": Autoencoder, "cnn": Cifar, "gpt": Text}
-
-
-# ---------------------------------------------------------------------- data
-def fashion_mnist_file() -> Path | None:
-    folders = (FASHION_MNIST[0], data_directory() / FASHION_MNIST[1])
-    return next((f for folder in folders if (f := folder / "train-images-idx3-ubyte.gz").exists()), None)
-
-
-def fashion_mnist() -> Tensor:
-    """60,000 images as rows of 784 numbers in [0, 1]."""
-    file = fashion_mnist_file()
-    if file is None:
-        raise DataMissingError(f"Fashion-MNIST is not in {FASHION_MNIST[0]}; install Debian's dataset-fashion-mnist")
-    pixels = np.frombuffer(gzip.decompress(file.read_bytes()), dtype=np.uint8, offset=16)
-    return torch.from_numpy(pixels.reshape(-1, 784).copy()).float() / 255
-
-
-def digits() -> Tensor:
-    """scikit-learn's 1,797 digits, enlarged to 28 x 28, as rows in [0, 1]."""
-    from sklearn.datasets import load_digits
-
-    small = torch.from_numpy(load_digits().images).float().unsqueeze(1) / 16
-    return interpolate(small, (28, 28), mode="bilinear").flatten(1)
-
-
-def cifar100(part: str, count: int) -> tuple[Tensor, Tensor]:
-    """The first ``count`` images of the official pickles, normalized, and their fine labels."""
-    file = data_directory() / "cifar-100-python" / part
-    if not file.exists():
-        raise DataMissingError(f"CIFAR-100 is not in {file.parent}; set GNOMON_DATA to the folder that holds it")
-    with file.open("rb") as stream:
-        content = pickle.load(stream, encoding="bytes")
-    images = torch.from_numpy(content[b"data"][:count].reshape(-1, 3, 32, 32)).float() / 255
-    mean, std = torch.tensor([0.5071, 0.4867, 0.4408]), torch.tensor([0.2675, 0.2565, 0.2761])
-    return (images - mean[:, None, None]) / std[:, None, None], torch.tensor(content[b"fine_labels"][:count])
-
-
-def python_sources() -> tuple[Tensor, Tensor]:
-    """The bytes of the standard library's own modules; of every ten files the last is held out."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    outside = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
-    files = sorted(f for f in root.rglob("*.py") if outside.isdisjoint(f.relative_to(root).parts))
-    parts = [b"".join(f.read_bytes() for i, f in enumerate(files) if (i % 10 == 9) == held) for held in (False, True)]
-    train, held_out = (torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts)
-    return train, held_out
 
 
 # ---------------------------------------------------------------------- training
