@@ -97,15 +97,9 @@ class StopAt(Silent):
 
 
 @pytest.fixture(autouse=True)
-def _no_pictures(request, monkeypatch):
-    """Drawing takes longer than these runs; one of them shows that it works."""
-    if "pictures" not in request.fixturenames:
-        monkeypatch.setattr("gnomon.experiments.training.run.draw_run", lambda epochs, config, path: None)
-
-
-@pytest.fixture
-def pictures():
-    """For a test that draws."""
+def _no_pictures(monkeypatch):
+    """Drawing takes longer than these runs; that it works is seen where a run has a process of its own."""
+    monkeypatch.setattr("gnomon.experiments.training.run.draw_run", lambda epochs, config, path: None)
 
 
 @pytest.fixture
@@ -158,12 +152,16 @@ def test_a_killed_process_is_resumed_exactly(optimizer, tmp_path):
     steps = random.randrange(1, 20)
     child = os.fork()  # a process of its own that need not import torch again
     if child == 0:
-        train(config, tmp_path / "parts", save_every=0)
-        os._exit(0)
-    while _steps_saved(tmp_path / "parts") < steps:
-        time.sleep(0.001)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
+        try:
+            train(config, tmp_path / "parts", save_every=0)
+        finally:
+            os._exit(0)
+    ended = False
+    while not ended and _steps_saved(tmp_path / "parts") < steps:
+        ended = os.waitpid(child, os.WNOHANG)[0] == child
+    if not ended:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
     assert steps <= _steps_saved(tmp_path / "parts") <= 20
     train(config, tmp_path / "parts", resume=True)
     assert_equal(tmp_path / "whole", tmp_path / "parts")
@@ -277,6 +275,7 @@ def test_a_folder_with_a_run(tmp_path):
     assert command(*arguments).exit_code == 0
     assert_one_line(command(*arguments), "holds a run", "--resume", "--output")
     assert_one_line(command(*arguments, "--resume", "--model", "cnn"), "model = mlp, not cnn", "another --output")
+    assert_one_line(command(*arguments, "--resume", "--optimizer", "sgd"), "optimizer = ingd, not sgd")
     assert command(*arguments, "--resume").exit_code == 0
     (tmp_path / "file").touch()
     assert_one_line(command(*arguments[:-1], tmp_path / "file" / "run"), "cannot write", "--output")
@@ -298,7 +297,7 @@ def test_config_files(tmp_path):
     (tmp_path / "run.toml").write_text(as_toml(config))
     assert config_from(read_settings(tmp_path / "run.toml")) == config
     assert completed(config) == config
-    (tmp_path / "run.toml").write_text(f'{as_toml(small(optimizer="adamw", epochs=1))}lr = 0.5\n')
+    (tmp_path / "run.toml").write_text(f"{as_toml(small(optimizer='adamw', epochs=1))}lr = 0.5\n")
     result = command("train", *options(config=tmp_path / "run.toml", lr=0.02, output=tmp_path / "run"))
     assert result.exit_code == 0, result.output
     begun = RunFolder(tmp_path / "run").config()

@@ -93,7 +93,8 @@ def test_divergence_is_a_result(tmp_path, monkeypatch):
 
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    arguments = "tune --optimizer adamw --optimizer kfac --budget 2 --epochs 1 --train-limit 200 --output found".split()
+    two = ["--optimizer", "adamw", "--optimizer", "kfac", "--budget", "2"]
+    arguments = ["tune", *two, "--epochs", "1", "--train-limit", "200", "--output", "found"]
     result = CliRunner().invoke(main, arguments, env={"COLUMNS": "120", "TERM": "dumb"})
     assert result.exit_code == 0, result.output
     assert re.search(r"AdamW\s+2\s+0\s+0\.\d+\s+error", result.output)
@@ -106,7 +107,7 @@ def test_the_command(tmp_path, monkeypatch):
     assert result.exit_code == 0, result.output
     unknown = CliRunner().invoke(main, ["tune", "--optimizer", "adamv"])
     assert unknown.exit_code == 1
-    assert "did you mean adamw" in unknown.output
+    assert "did you mean adam or adamw?" in unknown.output
 
 
 def test_bad_input(tmp_path):

@@ -63,7 +63,9 @@ class InMemoryImages(DataSet):
 
     def held_out(self, share: float) -> InMemoryImages:
         kept = split(self.train_size, share)
-        parts = (Labeled(self._train.images[part], self._train.labels[part]) for part in (slice(kept), slice(kept, None)))
+        parts = (
+            Labeled(self._train.images[part], self._train.labels[part]) for part in (slice(kept), slice(kept, None))
+        )
         return InMemoryImages(self.name, self.classes, self.recipe, *parts)
 
 

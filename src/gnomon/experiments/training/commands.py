@@ -191,6 +191,7 @@ def _train(
     folder = output or Path("runs", f"{config.data}-{config.model}-{config.optimizer}-{config.seed}")
     place = RunFolder(folder)
     if resume and place.exists:
+        place.check_same(said)
         config = config_from(said, place.config())
     elif resume:
         typer.echo(f"There is no run in {folder} yet: it begins.")

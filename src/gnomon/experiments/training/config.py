@@ -69,7 +69,7 @@ class Config:
             if getattr(self, name) is not None:
                 check_name(name, getattr(self, name), known)
         _check_ranges(self)
-        for name in settings_of_optimizers - SETTINGS[self.optimizer]:
+        for name in ALL_SETTINGS - SETTINGS[self.optimizer]:
             if getattr(self, name) is not None:
                 raise TrainingError(
                     f"{name} = {getattr(self, name)} is no setting of {self.optimizer}, which has "
@@ -87,7 +87,7 @@ SETTINGS: dict[str, set[str]] = {
 }
 """What each optimizer can be told."""
 OPTIMIZER_NAMES = tuple(SETTINGS)
-settings_of_optimizers = set().union(*SETTINGS.values())
+ALL_SETTINGS = set().union(*SETTINGS.values())
 
 WEIGHT_DECAY = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-2, "lion": 0.1, "soap": 1e-2, "muon": 1e-2}
 """The paper's; SOAP and Muon are not in it and have AdamW's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import platform
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
@@ -70,15 +70,16 @@ class RunFolder:
             raise TrainingError(f"{self.path} holds no run: there is no {self._config.name}; give the folder of a run")
         return completed(config_from(read_settings(self._config)))
 
-    def check_same(self, wanted: Config) -> None:
-        """Whether a config goes on with the run that was begun here."""
+    def check_same(self, wanted: Mapping[str, object]) -> None:
+        """Whether settings, all or some, go on with the run that was begun here."""
         begun = self.config()
         free = CHANGEABLE if needs_the_end(begun) else {*CHANGEABLE, "epochs"}
-        for name, before, now in differences(begun, wanted, free):
-            raise TrainingError(
-                f"the run in {self.path} was begun with {name} = {before}, not {now}; leave that out to go on with "
-                "it, or choose another --output"
-            )
+        for name, value in wanted.items():
+            if name not in free and getattr(begun, name) != value:
+                raise TrainingError(
+                    f"the run in {self.path} was begun with {name} = {getattr(begun, name)}, not {value}; leave that "
+                    "out to go on with it, or choose another --output"
+                )
 
     # ------------------------------------------------------------------ checkpoints
     def save(self, config: Config, state: dict[str, Any], epochs: list[Epoch]) -> None:

@@ -48,7 +48,7 @@ class Bar(Silent):
         self._print(
             f"{config.model} ({parameters:,} parameters) on {config.data} ({data.train_size:,} to train, "
             f"{data.test_size:,} to {'validate' if config.validation else 'test'}), {TITLES[config.optimizer]} at "
-            f"lr {config.lr:g}, {config.epochs} epochs of {trainer.steps_per_epoch} steps on {trainer.device}"
+            f"lr {config.lr:g}, {trainer.steps_per_epoch} steps an epoch on {trainer.device}"
         )
         if trainer.steps:
             self._print(f"going on at epoch {trainer.epoch + 1}, step {trainer.step}")

@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
 
 from .. import data as sets
-from .config import Config, completed
+from .config import Config, TrainingError, completed
 from .curves import draw_run
 from .folder import RunFolder
 from .report import Silent
@@ -66,7 +66,7 @@ def train(
     place = None if folder is None else RunFolder(folder)
     goes_on = resume and place is not None and place.exists
     if place is not None and goes_on:
-        place.check_same(config)
+        place.check_same(asdict(config))
     elif place is not None:
         place.check_new()
     data = data or load_data(config)
@@ -118,6 +118,10 @@ class _Run:
                 outcome.failure = str(error)
         except DivergedError as error:
             outcome.failure = str(error)
+        except RuntimeError as error:
+            if not self.config.compile:
+                raise
+            raise TrainingError(f"compiling failed ({str(error).splitlines()[0]}); leave out --compile") from None
         finally:
             self.reporter.end()
         if self.place is not None and self.epochs:

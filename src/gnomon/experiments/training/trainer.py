@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -152,6 +153,7 @@ class Trainer:
 
     def rest_of_epoch(self) -> Iterator[None]:
         """Take the steps that are left of the epoch, one for each item."""
+        self.model.train()
         wall, cpu = time.perf_counter(), time.process_time()
         for x, y in self._batches():
             self._take_step(x, y)
@@ -176,11 +178,11 @@ class Trainer:
             return self.data.train_batch(chosen, _generator(seed, epoch, step, "batch"))
 
         with ThreadPoolExecutor(max_workers=1) as worker:
-            coming = worker.submit(batch, self.step) if self.step < self.steps_per_epoch else None
-            for step in range(self.step, self.steps_per_epoch):
-                assert coming is not None
-                present = coming.result()
-                coming = worker.submit(batch, step + 1) if step + 1 < self.steps_per_epoch else None
+            coming = deque(worker.submit(batch, step) for step in range(self.step, self.steps_per_epoch)[:1])
+            while coming:
+                present = coming.popleft().result()
+                if self.step + 1 < self.steps_per_epoch:
+                    coming.append(worker.submit(batch, self.step + 1))
                 yield present
 
     def _take_step(self, x: Tensor, y: Tensor) -> None:
@@ -188,7 +190,6 @@ class Trainer:
         factor = rate(self.config, self.steps, self.steps_per_epoch)
         for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
-        self.model.train()
         self.optimizer.zero_grad()
         loss, error = self._loss_and_error(x, y)
         loss.backward()

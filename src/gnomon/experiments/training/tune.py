@@ -17,7 +17,7 @@ from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from ..files import write_atomically
-from .config import SETTINGS, Config, TrainingError, as_toml, check_name, completed, settings_of_optimizers
+from .config import ALL_SETTINGS, SETTINGS, Config, TrainingError, as_toml, check_name, completed
 from .optimizers import TITLES
 from .run import Outcome, train
 from .trainer import load_data
@@ -76,7 +76,7 @@ class InterruptedSearchError(Exception):
 def for_optimizer(config: Config, name: str) -> Config:
     """The same task for another optimizer: settings that it does not have are left out."""
     check_name("optimizer", name, SETTINGS)
-    foreign: dict[str, Any] = dict.fromkeys(settings_of_optimizers - SETTINGS[name])
+    foreign: dict[str, Any] = dict.fromkeys(ALL_SETTINGS - SETTINGS[name])
     return replace(config, optimizer=name, **foreign)
 
 
