@@ -16,7 +16,9 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from ..optim import INGD, KFAC
 from ..optim.structures import NAMES
-from .tasks import GPT
+from .models.convmixer import convmixer
+from .models.gpt import GPT
+from .models.perceptron import perceptron
 from .training.optimizers import muon, soap
 
 LR = 1e-4
@@ -62,10 +64,7 @@ class Model:
 
 
 def mlp() -> nn.Module:
-    layers: list[nn.Module] = []
-    for i, o in itertools.pairwise((784, 512, 512, 10)):
-        layers += [nn.Linear(i, o), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return perceptron((784, 512, 512, 10))
 
 
 def cnn() -> nn.Module:
@@ -75,27 +74,8 @@ def cnn() -> nn.Module:
     return nn.Sequential(*layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
 
 
-class Residual(nn.Module):
-    """A module added to its input."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.inner(x)
-
-
-def conv_mixer(width: int = 256, depth: int = 4, kernel: int = 5, patch: int = 4) -> nn.Module:
-    def normed(convolution: nn.Module) -> nn.Sequential:
-        return nn.Sequential(convolution, nn.GELU(), nn.BatchNorm2d(width))
-
-    blocks: list[nn.Module] = []
-    for _ in range(depth):
-        depthwise = nn.Conv2d(width, width, kernel, groups=width, padding=kernel // 2)
-        blocks += [Residual(normed(depthwise)), normed(nn.Conv2d(width, width, 1))]
-    stem = normed(nn.Conv2d(3, width, patch, stride=patch))
-    return nn.Sequential(stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+def conv_mixer() -> nn.Module:
+    return convmixer(width=256, depth=4, kernel=5, patch=4, classes=10, channels=3)
 
 
 def transformer() -> nn.Module:

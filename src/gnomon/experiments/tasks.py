@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import time
 from abc import ABC, abstractmethod
@@ -12,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, interpolate, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, interpolate
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from .data import DataMissingError, cifar, digits, idx, text
+from .models.gpt import GPT
+from .models.perceptron import perceptron
 
 
 class Task(ABC):
@@ -62,11 +63,7 @@ class Autoencoder(Task):
             self.images = enlarged_digits()
 
     def model(self) -> nn.Module:
-        sizes = [784, 256, 128, 32, 128, 256, 784]
-        layers: list[nn.Module] = []
-        for i, o in itertools.pairwise(sizes):
-            layers += [nn.Linear(i, o), nn.Tanh()]
-        return nn.Sequential(*layers[:-1])
+        return perceptron((784, 256, 128, 32, 128, 256, 784), nn.Tanh)
 
     def batch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         chosen = torch.randint(len(self.images), (self.batch_size,), generator=generator)
@@ -156,44 +153,6 @@ class Text(Task):
     def evaluate(self, model: nn.Module) -> float:
         with torch.no_grad():
             return sum(self.loss(model(x), y).item() for x, y in self._validation) / len(self._validation)
-
-
-class Block(nn.Module):
-    """Causal self-attention and a two-layer perceptron, each behind a layer norm and added to its input."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        split = (batch, length, 3, self.heads, width // self.heads)
-        q, k, v = self.qkv(self.norm_1(x)).reshape(split).permute(2, 0, 3, 1, 4)
-        seen = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm_2(x))
-
-
-class GPT(nn.Module):
-    """A decoder-only transformer over bytes."""
-
-    def __init__(self, width: int, heads: int, layers: int, context: int, vocabulary: int = 256) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        return self.head(self.norm(self.blocks(x)))
 
 
 TASKS: dict[str, Callable[[], Task]] = {"autoencoder": Autoencoder, "cnn": Cifar, "gpt": Text}
