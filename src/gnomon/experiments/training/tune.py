@@ -97,9 +97,9 @@ def tune(
 ) -> list[Search]:
     """Try ``budget`` settings of each optimizer, all with the config's epochs, data and seed.
 
-    The first setting is the default; the others cover the ranges evenly (Sobol's sequence, the same points for every
-    optimizer up to the ranges). Trials are kept in the folder, so a search that was interrupted goes on, and a greater
-    budget adds to it. The best config of each optimizer is written to ``best-OPTIMIZER.toml``.
+    The first setting is the default; the others cover the ranges evenly, by Sobol's sequence. Trials are kept in the
+    folder, so a search that was interrupted goes on, and a greater budget adds to it. The best config of each optimizer
+    is written to ``best-OPTIMIZER.toml``.
     """
     if budget < 1:
         raise TrainingError(f"budget must be at least 1, got {budget}")
