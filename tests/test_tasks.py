@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gnomon.experiments import tasks
+from gnomon.experiments.data import idx
 from gnomon.optim import INGD
 
 
@@ -38,9 +39,7 @@ def test_the_schedule():
 
 def test_missing_data(tmp_path, monkeypatch):
     monkeypatch.setenv("GNOMON_DATA", str(tmp_path))
-    monkeypatch.setattr(tasks, "FASHION_MNIST", (tmp_path / "absent", tasks.FASHION_MNIST[1]))
-    with pytest.raises(tasks.DataMissingError, match="set GNOMON_DATA to the folder that holds it"):
+    monkeypatch.setattr(idx, "DEBIAN", tmp_path / "absent")
+    with pytest.raises(tasks.DataMissingError, match="set GNOMON_DATA, or --data-dir, to the folder that holds it"):
         tasks.Cifar()
-    with pytest.raises(tasks.DataMissingError, match="install Debian's dataset-fashion-mnist"):
-        tasks.fashion_mnist()
     assert tasks.Autoencoder().images.shape == (1797, 784)  # scikit-learn's digits

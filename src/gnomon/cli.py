@@ -1,4 +1,4 @@
-"""The command line: ``gnomon demo | reproduce | bench``."""
+"""The command line: ``gnomon demo | train | compare | tune | reproduce | bench``."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ except ModuleNotFoundError as error:  # the library itself needs torch alone
     ) from None
 
 from . import __version__
+from .experiments.training import commands
 
 main = typer.Typer(
     help="Optimization on symmetric positive-definite matrices and structured submanifolds.",
     no_args_is_help=True,
-    add_completion=False,
+    rich_markup_mode="rich",
 )
 
 
@@ -53,6 +54,11 @@ def demo(
     from .experiments.demo import demo as run
 
     run(output, iterations, seed)
+
+
+main.command()(commands.train)
+main.command()(commands.compare)
+main.command()(commands.tune)
 
 
 class Figure(str, Enum):

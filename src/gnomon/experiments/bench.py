@@ -24,7 +24,7 @@ from rich.table import Table
 from .bench_limit import limit, multiplication_rate
 from .bench_measure import Figures, measure
 from .bench_models import GRADIENT_ONLY, MODELS, UNIT, Contestant, Model, contestants
-from .trials import write_atomically
+from .files import write_atomically
 
 PACKAGES = ("gnomon", "torch", "singd", "pytorch_optimizer")
 NARROW = 100

@@ -16,7 +16,10 @@ from torch.optim import SGD, AdamW, Optimizer
 
 from ..optim import INGD, KFAC
 from ..optim.structures import NAMES
-from .tasks import GPT
+from .models.convmixer import convmixer
+from .models.gpt import GPT
+from .models.perceptron import perceptron
+from .training.optimizers import muon, soap
 
 LR = 1e-4
 """Small, and the same for all: time does not depend on it, and the models stay near where they began."""
@@ -61,10 +64,7 @@ class Model:
 
 
 def mlp() -> nn.Module:
-    layers: list[nn.Module] = []
-    for i, o in itertools.pairwise((784, 512, 512, 10)):
-        layers += [nn.Linear(i, o), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
+    return perceptron((784, 512, 512, 10))
 
 
 def cnn() -> nn.Module:
@@ -74,27 +74,8 @@ def cnn() -> nn.Module:
     return nn.Sequential(*layers[:-1], nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(256, 10))
 
 
-class Residual(nn.Module):
-    """A module added to its input."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x + self.inner(x)
-
-
-def conv_mixer(width: int = 256, depth: int = 4, kernel: int = 5, patch: int = 4) -> nn.Module:
-    def normed(convolution: nn.Module) -> nn.Sequential:
-        return nn.Sequential(convolution, nn.GELU(), nn.BatchNorm2d(width))
-
-    blocks: list[nn.Module] = []
-    for _ in range(depth):
-        depthwise = nn.Conv2d(width, width, kernel, groups=width, padding=kernel // 2)
-        blocks += [Residual(normed(depthwise)), normed(nn.Conv2d(width, width, 1))]
-    stem = normed(nn.Conv2d(3, width, patch, stride=patch))
-    return nn.Sequential(stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 10))
+def conv_mixer() -> nn.Module:
+    return convmixer(width=256, depth=4, kernel=5, patch=4, classes=10, channels=3)
 
 
 def transformer() -> nn.Module:
@@ -162,8 +143,10 @@ def contestants(model: Model) -> list[Contestant]:
         _ingd("gradient", 10, curvature="gradient"),
         *(_layerwise(KFAC, "KFAC", interval) for interval in (1, 10)),
         *_singd(model),
-        Contestant("SOAP", _soap, "pytorch_optimizer"),
-        Contestant("Muon", _muon, "pytorch_optimizer", steps=2),  # its products are in bfloat16: slow on most CPUs
+        Contestant("SOAP", partial(soap, lr=LR), "pytorch_optimizer"),
+        Contestant(
+            "Muon", partial(muon, lr=LR), "pytorch_optimizer", steps=2
+        ),  # its products are in bfloat16: slow on most CPUs
     ]
 
 
@@ -207,21 +190,3 @@ def _singd(model: Model) -> list[Contestant]:
         sparse = {"diagonal": ("diagonal", "diagonal"), "toeplitz": ("triltoeplitz", "triltoeplitz")}
         chosen |= {f"{name} T=10": {"T": 10, "structures": pair} for name, pair in sparse.items()}
     return [Contestant(f"singd {name}", partial(build, **settings), "singd") for name, settings in chosen.items()]
-
-
-def _soap(model: nn.Module) -> Optimizer:
-    from pytorch_optimizer import SOAP
-
-    return SOAP(model.parameters(), lr=LR, precondition_frequency=10)
-
-
-def _muon(model: nn.Module) -> Optimizer:
-    """Hidden weights by Muon; embeddings, the last linear layer, biases and gains by AdamW, as its authors advise."""
-    from pytorch_optimizer import Muon
-
-    heads = [module for module in model.modules() if isinstance(module, nn.Linear)][-1:]
-    embeddings = [module for module in model.modules() if isinstance(module, nn.Embedding)]
-    outer = {id(p) for module in (*heads, *embeddings) for p in module.parameters()}
-    hidden = [p for p in model.parameters() if p.ndim >= 2 and id(p) not in outer]
-    others = [p for p in model.parameters() if p.ndim < 2 or id(p) in outer]
-    return Muon([{"params": hidden, "use_muon": True}, {"params": others, "use_muon": False}], lr=LR, adamw_lr=LR)

@@ -16,9 +16,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from . import figures, page
+from .files import write_atomically
 from .manifold import MIXTURE_SCALES, SPD_SCALES, mixture_trials, spd_trials
 from .rosenbrock import FULL, QUICK, rosenbrock_trials
-from .trials import SOLVED, Curve, Store, Trial, run_trials, versions, write_atomically
+from .trials import SOLVED, Curve, Store, Trial, run_trials, versions
 
 LEGEND = (
     f"iterations, gradients, CPU s: spent until the gap is {SOLVED:g} of the first one, or in all where it is not; a "

@@ -2,37 +2,22 @@
 
 from __future__ import annotations
 
-import gzip
-import itertools
 import math
-import os
-import pickle
-import sysconfig
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, interpolate, scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, interpolate
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-FASHION_MNIST = (Path("/usr/share/datasets/fashion-mnist"), Path("fashion-mnist"))
-"""Where Debian's package dataset-fashion-mnist puts it, and where it may lie under ``GNOMON_DATA``."""
-
-
-class DataMissingError(FileNotFoundError):
-    """Data that a task needs is not on this machine; the message says where it is looked for."""
-
-
-def data_directory() -> Path:
-    """Where data sets lie: ``GNOMON_DATA``, or ``.data`` in the working directory."""
-    return Path(os.environ.get("GNOMON_DATA", ".data"))
+from .data import DataMissingError, cifar, digits, idx, text
+from .models.gpt import GPT
+from .models.perceptron import perceptron
 
 
 class Task(ABC):
@@ -72,14 +57,13 @@ class Autoencoder(Task):
     batch_size = 128
 
     def __init__(self) -> None:
-        self.images = fashion_mnist() if fashion_mnist_file() else digits()
+        try:
+            self.images = idx.read(idx.FASHION_MNIST, "train").images.flatten(1).float() / 255
+        except DataMissingError:
+            self.images = enlarged_digits()
 
     def model(self) -> nn.Module:
-        sizes = [784, 256, 128, 32, 128, 256, 784]
-        layers: list[nn.Module] = []
-        for i, o in itertools.pairwise(sizes):
-            layers += [nn.Linear(i, o), nn.Tanh()]
-        return nn.Sequential(*layers[:-1])
+        return perceptron((784, 256, 128, 32, 128, 256, 784), nn.Tanh)
 
     def batch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
         chosen = torch.randint(len(self.images), (self.batch_size,), generator=generator)
@@ -94,6 +78,11 @@ class Autoencoder(Task):
             return self.loss(model(images), images).item()
 
 
+def enlarged_digits() -> Tensor:
+    """scikit-learn's digits at 28 x 28, as rows in [0, 1]."""
+    return interpolate(digits.read().images.float() / digits.RECIPE.white, (28, 28), mode="bilinear").flatten(1)
+
+
 class Cifar(Task):
     """Four 3 x 3 convolutions with batch norm on a part of CIFAR-100; five epochs."""
 
@@ -102,8 +91,10 @@ class Cifar(Task):
 
     def __init__(self) -> None:
         self.steps = self.epochs * (self.train_size // self.batch_size)
-        self.images, self.labels = cifar100("train", self.train_size)
-        self.test_images, self.test_labels = cifar100("test", self.test_size)
+        train = cifar.read(cifar.CIFAR100, "train").first(self.train_size, "train_size")
+        test = cifar.read(cifar.CIFAR100, "test").first(self.test_size, "test_size")
+        self.images, self.labels = cifar.RECIPE.normalized(train.images), train.labels
+        self.test_images, self.test_labels = cifar.RECIPE.normalized(test.images), test.labels
         self._order = torch.empty(0, dtype=torch.long)
 
     def model(self) -> nn.Module:
@@ -141,7 +132,7 @@ class Text(Task):
     batch_size, context = 32, 64
 
     def __init__(self) -> None:
-        self.text, self.held_out = python_sources()
+        self.text, self.held_out = text.read()
         places = torch.Generator().manual_seed(1234)
         self._validation = [self._cut(self.held_out, 128, places) for _ in range(8)]
 
@@ -164,90 +155,7 @@ class Text(Task):
             return sum(self.loss(model(x), y).item() for x, y in self._validation) / len(self._validation)
 
 
-class Block(nn.Module):
-    """Causal self-attention and a two-layer perceptron, each behind a layer norm and added to its input."""
-
-    def __init__(self, width: int, heads: int) -> None:
-        super().__init__()
-        self.heads = heads
-        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
-        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
-
-    def forward(self, x: Tensor) -> Tensor:
-        batch, length, width = x.shape
-        split = (batch, length, 3, self.heads, width // self.heads)
-        q, k, v = self.qkv(self.norm_1(x)).reshape(split).permute(2, 0, 3, 1, 4)
-        seen = scaled_dot_product_attention(q, k, v, is_causal=True)
-        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm_2(x))
-
-
-class GPT(nn.Module):
-    """A decoder-only transformer over bytes."""
-
-    def __init__(self, width: int, heads: int, layers: int, context: int, vocabulary: int = 256) -> None:
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
-        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                nn.init.normal_(module.weight, std=0.02)
-            if isinstance(module, nn.Linear):
-                nn.init.zeros_(module.bias)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
-        return self.head(self.norm(self.blocks(x)))
-
-
 TASKS: dict[str, Callable[[], Task]] = {"autoencoder": Autoencoder, "cnn": Cifar, "gpt": Text}
-
-
-# ---------------------------------------------------------------------- data
-def fashion_mnist_file() -> Path | None:
-    folders = (FASHION_MNIST[0], data_directory() / FASHION_MNIST[1])
-    return next((f for folder in folders if (f := folder / "train-images-idx3-ubyte.gz").exists()), None)
-
-
-def fashion_mnist() -> Tensor:
-    """60,000 images as rows of 784 numbers in [0, 1]."""
-    file = fashion_mnist_file()
-    if file is None:
-        raise DataMissingError(f"Fashion-MNIST is not in {FASHION_MNIST[0]}; install Debian's dataset-fashion-mnist")
-    pixels = np.frombuffer(gzip.decompress(file.read_bytes()), dtype=np.uint8, offset=16)
-    return torch.from_numpy(pixels.reshape(-1, 784).copy()).float() / 255
-
-
-def digits() -> Tensor:
-    """scikit-learn's 1,797 digits, enlarged to 28 x 28, as rows in [0, 1]."""
-    from sklearn.datasets import load_digits
-
-    small = torch.from_numpy(load_digits().images).float().unsqueeze(1) / 16
-    return interpolate(small, (28, 28), mode="bilinear").flatten(1)
-
-
-def cifar100(part: str, count: int) -> tuple[Tensor, Tensor]:
-    """The first ``count`` images of the official pickles, normalized, and their fine labels."""
-    file = data_directory() / "cifar-100-python" / part
-    if not file.exists():
-        raise DataMissingError(f"CIFAR-100 is not in {file.parent}; set GNOMON_DATA to the folder that holds it")
-    with file.open("rb") as stream:
-        content = pickle.load(stream, encoding="bytes")
-    images = torch.from_numpy(content[b"data"][:count].reshape(-1, 3, 32, 32)).float() / 255
-    mean, std = torch.tensor([0.5071, 0.4867, 0.4408]), torch.tensor([0.2675, 0.2565, 0.2761])
-    return (images - mean[:, None, None]) / std[:, None, None], torch.tensor(content[b"fine_labels"][:count])
-
-
-def python_sources() -> tuple[Tensor, Tensor]:
-    """The bytes of the standard library's own modules; of every ten files the last is held out."""
-    root = Path(sysconfig.get_paths()["stdlib"])
-    outside = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
-    files = sorted(f for f in root.rglob("*.py") if outside.isdisjoint(f.relative_to(root).parts))
-    parts = [b"".join(f.read_bytes() for i, f in enumerate(files) if (i % 10 == 9) == held) for held in (False, True)]
-    train, held_out = (torch.frombuffer(bytearray(part), dtype=torch.uint8) for part in parts)
-    return train, held_out
 
 
 # ---------------------------------------------------------------------- training

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import os
 import platform
 import time
 import warnings
@@ -16,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from torch.linalg import LinAlgError  # type: ignore[attr-defined]
+
+from .files import write_atomically
 
 SOLVED = 1e-6
 """The share of the initial gap at which a problem counts as solved."""
@@ -156,14 +157,6 @@ class Store:
 
     def save(self, trial: Trial, curve: Curve) -> None:
         write_atomically(self._path(trial), json.dumps(asdict(curve)))
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """All of it or nothing, whenever the process ends."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".part")
-    temporary.write_text(text)
-    os.replace(temporary, path)  # noqa: PTH105  # Path.replace says less clearly that it is atomic
 
 
 def run_trials(trials: Iterable[Trial], store: Store) -> Iterator[Curve]:

@@ -1,0 +1,84 @@
+"""Augmentation of whole batches (count, channels, height, width); all random numbers come from the given generator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+PADDING, DEGREES = 4, 20.0
+ATTEMPTS = 10
+"""A random resized crop tries so many shapes before it takes the middle of the image."""
+
+
+def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """A window of the image's own size in the image with four black pixels around it, mirrored half of the time."""
+    count, _, height, width = images.shape
+    padded = pad(images, (PADDING,) * 4)
+    corner = torch.randint(2 * PADDING + 1, (2, count, 1), generator=generator, device=generator.device)
+    top, left = corner.to(images.device)
+    rows = top + torch.arange(height, device=images.device)
+    columns = left + torch.arange(width, device=images.device)
+    mirrored = _half(count, generator, images.device)
+    columns = torch.where(mirrored[:, None], columns.flip(-1), columns)
+    return _gathered(padded.flatten(2), rows[:, :, None] * padded.shape[-1] + columns[:, None, :])
+
+
+def rotate_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """A turn about the centre by an angle in +-20 degrees, nearest pixel, black outside; mirrored half of the time."""
+    count, _, height, width = images.shape
+    turn = torch.rand(count, 1, 1, generator=generator, device=generator.device).to(images.device)
+    angle = (2 * turn - 1) * math.radians(DEGREES)
+    mirrored = _half(count, generator, images.device)[:, None, None]
+    # so far outside can a turned pixel come from: with a margin of this width no pixel needs a test
+    margin = math.ceil((max(height, width) - 1) / 2 * math.sin(math.radians(DEGREES)))
+    padded = pad(images, (margin,) * 4)
+    middle_y, middle_x = (height - 1) / 2, (width - 1) / 2
+    y = torch.arange(height, device=images.device)[:, None] - middle_y
+    x = torch.arange(width, device=images.device) - middle_x
+    x = torch.where(mirrored, -x, x)
+    rows = (angle.cos() * y + (margin + middle_y)) - angle.sin() * x
+    columns = (angle.cos() * x + (margin + middle_x)) + angle.sin() * y
+    pixels = rows.round_().mul_(padded.shape[-1]).add_(columns.round_())
+    return _gathered(padded.flatten(2), pixels.long())
+
+
+def _gathered(flat: Tensor, pixels: Tensor) -> Tensor:
+    """Images whose pixels are taken from flat ones (count, channels, pixels), alike in every channel."""
+    taken = flat.gather(2, pixels.flatten(1)[:, None].expand(-1, flat.shape[1], -1))
+    return taken.unflatten(2, pixels.shape[1:])
+
+
+def flip(images: Tensor, generator: torch.Generator) -> Tensor:
+    """Mirrored half of the time."""
+    mirrored = _half(len(images), generator, images.device)
+    return torch.where(mirrored[:, None, None, None], images.flip(-1), images)
+
+
+def _half(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
+    return torch.rand(count, generator=generator, device=generator.device).to(device) < 0.5
+
+
+def crop_draws(count: int, generator: torch.Generator) -> list[list[list[float]]]:
+    """The random numbers that :func:`resized_crop_box` takes, for every image of a batch, whatever their sizes."""
+    return torch.rand(count, ATTEMPTS, 4, generator=generator, device=generator.device).tolist()
+
+
+def resized_crop_box(width: int, height: int, draws: Sequence[Sequence[float]]) -> tuple[int, int, int, int]:
+    """Left, top, right, bottom of a part with 8 to 100 % of the area and sides in a ratio of 3:4 to 4:3.
+
+    ``draws`` holds four numbers in [0, 1) for each attempt: area, ratio, left and top.
+    """
+    for area, ratio, left, top in draws:
+        pixels = width * height * (0.08 + 0.92 * area)
+        aspect = (4 / 3) ** (2 * ratio - 1)
+        w, h = round(math.sqrt(pixels * aspect)), round(math.sqrt(pixels / aspect))
+        if 0 < w <= width and 0 < h <= height:
+            x, y = int(left * (width - w + 1)), int(top * (height - h + 1))
+            return x, y, x + w, y + h
+    w, h = min(width, round(height * 4 / 3)), min(height, round(width * 4 / 3))
+    x, y = (width - w) // 2, (height - h) // 2
+    return x, y, x + w, y + h

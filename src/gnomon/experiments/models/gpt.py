@@ -1,0 +1,51 @@
+"""A small decoder-only transformer, after GPT-2 (Radford et al. 2019, "Language models are unsupervised multitask
+learners"), with a bias in its head, which shares no weight with the embedding."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+
+class Block(nn.Module):
+    """Causal self-attention and a two-layer perceptron, each behind a layer norm and added to its input."""
+
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, length, width = x.shape
+        split = (batch, length, 3, self.heads, width // self.heads)
+        q, k, v = self.qkv(self.norm_1(x)).reshape(split).permute(2, 0, 3, 1, 4)
+        seen = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
+        return x + self.mlp(self.norm_2(x))
+
+
+class GPT(nn.Module):
+    """A decoder-only transformer over bytes."""
+
+    def __init__(self, width: int, heads: int, layers: int, context: int, vocabulary: int = 256) -> None:
+        super().__init__()
+        self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(context, width)
+        self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
+        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary)
+        for module in self.modules():
+            if isinstance(module, (nn.Linear, nn.Embedding)):
+                nn.init.normal_(module.weight, std=0.02)
+            if isinstance(module, nn.Linear):
+                nn.init.zeros_(module.bias)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.tokens(tokens) + self.positions(torch.arange(tokens.shape[1], device=tokens.device))
+        return self.head(self.norm(self.blocks(x)))
+
+
+def gpt(classes: int, channels: int) -> nn.Module:
+    """2 layers of width 128, for at most 64 tokens of so many classes; text has no channels."""
+    return GPT(width=128, heads=4, layers=2, context=64, vocabulary=classes)

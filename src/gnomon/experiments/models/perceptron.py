@@ -1,0 +1,21 @@
+"""Multi-layer perceptrons."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+from torch import nn
+
+
+def perceptron(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
+    """Linear layers between these sizes, with the activation between them."""
+    layers: list[nn.Module] = []
+    for i, o in itertools.pairwise(sizes):
+        layers += [nn.Linear(i, o), activation()]
+    return nn.Sequential(*layers[:-1])
+
+
+def mlp(classes: int, channels: int) -> nn.Module:
+    """For images of 8 x 8 pixels, such as scikit-learn's digits; larger ones are averaged to that."""
+    return nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten(), *perceptron((64 * channels, 256, 128, classes)))

@@ -1,0 +1,1 @@
+"""Training of networks as runs in folders: ``gnomon train | compare | tune``."""

@@ -1,0 +1,154 @@
+"""A run's folder: ``config.toml``, ``versions.json``, ``metrics.jsonl``, ``checkpoint.pt`` and ``curves.png``."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..files import atomic_file, write_atomically
+from ..trials import versions
+from .config import Config, TrainingError, as_toml, completed, config_from, read_settings
+from .schedule import needs_the_end
+from .trainer import Epoch
+
+CHANGEABLE = {"data_dir", "device"}
+"""What may differ when a run goes on: where it runs."""
+
+
+class RunFolder:
+    """Where a run keeps its files; what cannot be written is a :class:`TrainingError`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def exists(self) -> bool:
+        """Whether a run was begun here."""
+        return self._config.exists()
+
+    @property
+    def _config(self) -> Path:
+        return self.path / "config.toml"
+
+    @property
+    def _metrics(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.path / "checkpoint.pt"
+
+    @property
+    def curves(self) -> Path:
+        return self.path / "curves.png"
+
+    # ------------------------------------------------------------------ the run
+    def check_new(self) -> None:
+        if self.exists:
+            raise TrainingError(f"{self.path} holds a run; add --resume to go on with it, or choose another --output")
+
+    def begin(self, config: Config, device: str) -> None:
+        machine = {"platform": platform.platform(), "device": device, "threads": torch.get_num_threads()}
+        with self.writing("versions.json"):
+            write_atomically(self.path / "versions.json", json.dumps({**versions(), **machine}, indent=1) + "\n")
+        self.write_config(config)  # the last: with it there is a run
+
+    def write_config(self, config: Config) -> None:
+        with self.writing("config.toml"):
+            write_atomically(self._config, as_toml(config))
+
+    def config(self) -> Config:
+        if not self.exists:
+            raise TrainingError(f"{self.path} holds no run: there is no {self._config.name}; give the folder of a run")
+        return completed(config_from(read_settings(self._config)))
+
+    def check_same(self, wanted: Mapping[str, object]) -> None:
+        """Whether settings, all or some, go on with the run that was begun here."""
+        begun = self.config()
+        free = CHANGEABLE if needs_the_end(begun) else {*CHANGEABLE, "epochs"}
+        for name, value in wanted.items():
+            if name not in free and getattr(begun, name) != value:
+                raise TrainingError(
+                    f"the run in {self.path} was begun with {name} = {getattr(begun, name)}, not {value}; leave that "
+                    "out to go on with it, or choose another --output"
+                )
+
+    # ------------------------------------------------------------------ checkpoints
+    def save(self, config: Config, state: dict[str, Any], epochs: list[Epoch]) -> None:
+        """All of it or nothing: a write that fails leaves the last checkpoint as it was."""
+        content = {"config": asdict(config), "epochs": [asdict(epoch) for epoch in epochs], **state}
+        with self.writing(self.checkpoint.name), atomic_file(self.checkpoint) as stream:
+            torch.save(content, stream)
+
+    def load(self, config: Config, device: torch.device) -> tuple[dict[str, Any], list[Epoch]] | None:
+        """The last checkpoint and the epochs until then, or None where none was saved yet."""
+        if not self.checkpoint.exists():
+            return None
+        try:
+            state = torch.load(self.checkpoint, map_location=device, weights_only=True)
+            saved = config_from(state["config"])
+            epochs = [Epoch(**epoch) for epoch in state["epochs"]]
+        except (OSError, EOFError, RuntimeError, KeyError, TypeError, ValueError, pickle.UnpicklingError) as error:
+            reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+            raise TrainingError(
+                f"{self.checkpoint} is no checkpoint of a run ({reason}); put the right one there, or delete it to "
+                "begin from the start"
+            ) from None
+        for name, there, here in differences(saved, config, {*CHANGEABLE, "epochs"}):
+            raise TrainingError(
+                f"{self.checkpoint} is of another run, with {name} = {there} instead of {here}; put the right one "
+                "there, or delete it to begin from the start"
+            )
+        return state, epochs
+
+    # ------------------------------------------------------------------ metrics
+    def epochs(self) -> list[Epoch]:
+        """The epochs that are done; a last line that is being written does not count."""
+        try:
+            lines = self._metrics.read_text().splitlines(keepends=True)
+        except FileNotFoundError:
+            return []
+        try:
+            return [Epoch(**json.loads(line)) for line in lines if line.endswith("\n")]
+        except (ValueError, TypeError) as error:
+            raise TrainingError(f"{self._metrics} is not the metrics of a run ({error})") from None
+
+    def write_epochs(self, epochs: list[Epoch]) -> None:
+        """These and no others: lines after the checkpoint that a run goes on from are dropped."""
+        with self.writing(self._metrics.name):
+            write_atomically(self._metrics, "".join(map(_line, epochs)))
+
+    def add_epoch(self, epoch: Epoch) -> None:
+        with self.writing(self._metrics.name), self._metrics.open("a") as stream:
+            stream.write(_line(epoch))
+
+    @contextmanager
+    def writing(self, name: str) -> Iterator[None]:
+        """Turns a failure to write, of a full disk say, into one line with the remedy."""
+        try:
+            yield
+        except (OSError, RuntimeError) as error:  # torch's writer of archives has errors of its own
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise TrainingError(
+                f"cannot write {self.path / name}: {reason}; make room or choose another --output. What was saved "
+                "before is intact: go on with --resume"
+            ) from None
+
+
+def differences(one: Config, other: Config, free: set[str]) -> Iterator[tuple[str, object, object]]:
+    """The settings in which two configs differ, but for those that are free to."""
+    for name in (field.name for field in fields(Config)):
+        if name not in free and getattr(one, name) != getattr(other, name):
+            yield name, getattr(one, name), getattr(other, name)
+
+
+def _line(epoch: Epoch) -> str:
+    return json.dumps(asdict(epoch)) + "\n"

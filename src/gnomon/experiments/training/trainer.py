@@ -1,0 +1,281 @@
+"""A network in training: all that a step depends on, and nothing of files and screens."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from .. import data as sets
+from .. import models
+from .config import Config, TrainingError
+from .optimizers import build_optimizer
+from .schedule import rate
+
+CHECK_EVERY = 10
+"""Steps between looks at the loss: each makes the processor wait for the device."""
+
+
+class DivergedError(Exception):
+    """The loss or the weights are no longer finite."""
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """What was measured at the end of an epoch; a line of ``metrics.jsonl``."""
+
+    epoch: int
+    """How many are done."""
+    steps: int
+    loss: float
+    """Mean over the epoch's training batches, as they were trained on; so is the training error, in %."""
+    train_error: float
+    test_loss: float
+    test_error: float
+    lr: float
+    """At the epoch's last step."""
+    seconds: float
+    """Since the start of the run, of training steps with their batches alone; measuring and saving are left out."""
+    cpu_seconds: float
+    """The same in the process's CPU time, over all its threads."""
+
+
+def load_data(config: Config) -> sets.DataSet:
+    """The data of a config; what stands for its test set is a part of the training set where one is held out."""
+    directory = None if config.data_dir is None else Path(config.data_dir)
+    found = sets.load(config.data, directory, train_limit=config.train_limit, test_limit=config.test_limit)
+    return found.held_out(config.validation) if config.validation else found
+
+
+def chosen_device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise TrainingError(f"device {name!r} cannot be used: {reason}; 'auto' takes what there is") from None
+    return device
+
+
+def seed_of(*parts: object) -> int:
+    """A seed from numbers and words: runs, epochs and steps get unrelated ones."""
+    return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
+
+
+class Trainer:
+    """A model, its optimizer and how far they are.
+
+    Everything random in a step comes from the run's seed and the step's number, so a state that is loaded in the middle
+    of an epoch goes on exactly as the one that was saved.
+    """
+
+    def __init__(self, config: Config, data: sets.DataSet) -> None:
+        self.config, self.data = config, data
+        self.device = chosen_device(config.device)
+        self.epoch = self.step = 0
+        self.seconds = self.cpu_seconds = 0.0
+        self.sums = torch.zeros(2, device=self.device)  # of loss and error over the epoch's steps
+        self.batch_size = min(config.batch_size, data.train_size)
+        self.steps_per_epoch = data.train_size // self.batch_size
+        torch.manual_seed(seed_of(config.seed, "model"))
+        self.model = self._built().to(self.device)
+        if self.channels_last:
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self._check_fit()
+        self.optimizer = build_optimizer(config, self.model)
+        self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
+        # built after the optimizer: a compiled model does not look for hooks later
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if config.compile else self.model
+
+    def _built(self) -> nn.Module:
+        try:
+            return models.build(self.config.model, self.data.classes, channels=self.data.channels)
+        except (ValueError, ImportError) as error:
+            raise TrainingError(str(error)) from None
+
+    @property
+    def channels_last(self) -> bool:
+        return self.config.channels_last and self.data.kind == "images"
+
+    def _check_fit(self) -> None:
+        """Whether the network takes the data, and has an output for each class."""
+        what = f"model {self.config.model} does not fit the data {self.config.data}"
+        x, y = self.data.test_batch(torch.arange(min(2, self.data.test_size)))
+        shape = " x ".join(map(str, x.shape[1:]))
+        self.model.eval()
+        try:
+            with torch.no_grad():
+                output = self.model(self._placed(x))
+        except (RuntimeError, ValueError, TypeError, IndexError) as error:
+            reason = str(error).splitlines()[0]
+            raise TrainingError(f"{what}, whose inputs are {shape}: {reason}; choose another model") from None
+        if output.shape[:-1] != y.shape or output.shape[-1] != self.data.classes:
+            raise TrainingError(
+                f"{what}: outputs of shape {tuple(output.shape)} for targets of shape {tuple(y.shape)} in "
+                f"{self.data.classes} classes; choose another model"
+            )
+
+    def _placed(self, x: Tensor) -> Tensor:
+        if self.channels_last and x.ndim == 4:
+            return x.to(self.device, memory_format=torch.channels_last)
+        return x.to(self.device)
+
+    # ------------------------------------------------------------------ steps
+    @property
+    def steps(self) -> int:
+        """Taken so far, over all epochs."""
+        return self.epoch * self.steps_per_epoch + self.step
+
+    @property
+    def lr(self) -> float:
+        """Of the last step."""
+        assert self.config.lr is not None
+        return self.config.lr * rate(self.config, max(self.steps - 1, 0), self.steps_per_epoch)
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """Loss and error in % over the epoch's steps so far."""
+        loss, error = (self.sums / max(self.step, 1)).tolist()
+        return loss, error
+
+    def rest_of_epoch(self) -> Iterator[None]:
+        """Take the steps that are left of the epoch, one for each item."""
+        self.model.train()
+        wall, cpu = time.perf_counter(), time.process_time()
+        for x, y in self._batches():
+            self._take_step(x, y)
+            self.step += 1
+            if self.step % CHECK_EVERY == 0 or self.step == self.steps_per_epoch:
+                self.check_loss()
+            self.seconds += time.perf_counter() - wall
+            self.cpu_seconds += time.process_time() - cpu
+            yield
+            wall, cpu = time.perf_counter(), time.process_time()
+
+    def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
+        """From the present step on; each is made while the one before it is trained on.
+
+        The last samples that do not fill a batch wait for another epoch, which has another order.
+        """
+        seed, epoch = self.config.seed, self.epoch
+        order = torch.randperm(self.data.train_size, generator=_generator(seed, epoch, "order"))
+
+        def batch(step: int) -> tuple[Tensor, Tensor]:
+            chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
+            return self.data.train_batch(chosen, _generator(seed, epoch, step, "batch"))
+
+        with ThreadPoolExecutor(max_workers=1) as worker:
+            coming = deque(worker.submit(batch, step) for step in range(self.step, self.steps_per_epoch)[:1])
+            while coming:
+                present = coming.popleft().result()
+                if self.step + 1 < self.steps_per_epoch:
+                    coming.append(worker.submit(batch, self.step + 1))
+                yield present
+
+    def _take_step(self, x: Tensor, y: Tensor) -> None:
+        torch.manual_seed(seed_of(self.config.seed, self.epoch, self.step, "step"))  # for dropout and the like
+        factor = rate(self.config, self.steps, self.steps_per_epoch)
+        for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
+            group["lr"] = base * factor
+        self.optimizer.zero_grad()
+        loss, error = self._loss_and_error(x, y)
+        loss.backward()
+        self.optimizer.step()
+        self.sums += torch.stack([loss.detach(), error])
+
+    def _loss_and_error(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The mean cross entropy and the share of wrong answers in %; of text, over all its positions."""
+        y = y.to(self.device).flatten()
+        with self._autocast():
+            output = self.forward(self._placed(x)).flatten(0, -2)
+        return cross_entropy(output.float(), y), 100 * (output.detach().argmax(-1) != y).float().mean()
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self.config.amp == "float32":
+            return nullcontext()
+        return torch.autocast(self.device.type, torch.bfloat16)
+
+    # ------------------------------------------------------------------ checks and measures
+    def check_loss(self) -> None:
+        if not math.isfinite(self.means[0]):
+            raise DivergedError(f"the loss is not finite at epoch {self.epoch + 1}, step {self.step}")
+
+    def check_weights(self) -> None:
+        """A loss may be finite and the step from it not."""
+        self.check_loss()
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
+            raise DivergedError(f"weights are not finite at epoch {self.epoch + 1}, step {self.step}")
+
+    def finish_epoch(self, between: Callable[[], None]) -> Epoch:
+        """Measure on the test set, and turn to the next epoch; ``between`` is called after each batch."""
+        test_loss, test_error = self.measure(between)
+        if not math.isfinite(test_loss):
+            raise DivergedError(f"the test loss is not finite after epoch {self.epoch + 1}")
+        loss, train_error = self.means
+        times = round(self.seconds, 3), round(self.cpu_seconds, 3)
+        record = Epoch(self.epoch + 1, self.steps, loss, train_error, test_loss, test_error, self.lr, *times)
+        self.epoch, self.step = self.epoch + 1, 0
+        self.sums.zero_()
+        return record
+
+    def measure(self, between: Callable[[], None] = lambda: None) -> tuple[float, float]:
+        """Loss and error in % over the whole test set."""
+        self.model.eval()
+        sums = torch.zeros(2, device=self.device)
+        with torch.no_grad():
+            for indices in torch.arange(self.data.test_size).split(self.batch_size):
+                sums += len(indices) * torch.stack(self._loss_and_error(*self.data.test_batch(indices)))
+                between()
+        loss, error = (sums / self.data.test_size).tolist()
+        return loss, error
+
+    # ------------------------------------------------------------------ states
+    def state(self) -> dict[str, Any]:
+        return {
+            "classes": self.data.classes,
+            "train size": self.data.train_size,
+            "epoch": self.epoch,
+            "step": self.step,
+            "sums": self.sums,
+            "seconds": self.seconds,
+            "cpu seconds": self.cpu_seconds,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Go on from a state of the same run; one that is not raises, and nothing is trained with it."""
+        for what, now in (("classes", self.data.classes), ("train size", self.data.train_size)):
+            if state[what] != now:
+                raise TrainingError(
+                    f"the checkpoint is of data with {what} {state[what]}, the data has {now}; give the data it was "
+                    "begun with, or begin another run"
+                )
+        try:
+            self.model.load_state_dict(state["model"])
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            reason = str(error).splitlines()[0].rstrip(":")
+            raise TrainingError(
+                f"the checkpoint is of another model or optimizer ({reason}); begin another run"
+            ) from None
+        self.epoch, self.step = state["epoch"], state["step"]
+        self.seconds, self.cpu_seconds = state["seconds"], state["cpu seconds"]
+        self.sums.copy_(state["sums"])
+
+
+def _generator(*parts: object) -> torch.Generator:
+    return torch.Generator().manual_seed(seed_of(*parts))

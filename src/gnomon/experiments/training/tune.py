@@ -1,0 +1,228 @@
+"""The search for learning rates and dampings, with the same budget for every optimizer."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import optuna
+from optuna.distributions import BaseDistribution, FloatDistribution
+from optuna.trial import TrialState
+from rich import box
+from rich.table import Table
+from sqlalchemy.exc import SQLAlchemyError
+
+from ..files import write_atomically
+from .config import ALL_SETTINGS, SETTINGS, Config, TrainingError, as_toml, check_name, completed
+from .optimizers import TITLES
+from .run import Outcome, train
+from .trainer import load_data
+
+SPREAD = 10.0
+"""The search goes from a tenth of an optimizer's default to ten times it: two decades for every optimizer."""
+
+VALIDATION = 0.1
+"""The share of the training set that settings are judged by, unless another is given."""
+
+EDGE = 0.05
+"""A best setting in this outer part of its range may have a better one beyond it."""
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One setting that was tried."""
+
+    config: Config
+    value: float
+    """The validation error in % after the last epoch, or for text the loss; infinite where it diverged."""
+    tie: float = math.inf
+    """The validation loss: it decides between equal errors."""
+
+
+@dataclass
+class Search:
+    """The trials of one optimizer."""
+
+    optimizer: str
+    trials: list[Trial]
+    ranges: dict[str, tuple[float, float]]
+
+    @property
+    def best(self) -> Trial:
+        return min(self.trials, key=lambda trial: (trial.value, trial.tie))
+
+    @property
+    def at_edge(self) -> list[str]:
+        """The settings whose best value lies at the end of its range."""
+        return [name for name, (low, high) in self.ranges.items() if not self._inside(name, low, high)]
+
+    def _inside(self, name: str, low: float, high: float) -> bool:
+        where = math.log(getattr(self.best.config, name) / low) / math.log(high / low)
+        return EDGE <= where <= 1 - EDGE
+
+
+class InterruptedSearchError(Exception):
+    """A signal has come; what was tried is kept."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__(signal)
+        self.signal = signal
+
+
+def for_optimizer(config: Config, name: str) -> Config:
+    """The same task for another optimizer: settings that it does not have are left out."""
+    check_name("optimizer", name, SETTINGS)
+    foreign: dict[str, Any] = dict.fromkeys(ALL_SETTINGS - SETTINGS[name])
+    return replace(config, optimizer=name, **foreign)
+
+
+def ranges(config: Config) -> dict[str, tuple[float, float]]:
+    """What is searched and where: the learning rate, and for INGD and KFAC the damping unless it is given."""
+    full = completed(config)
+    searched = [name for name in ("lr", "damping") if name == "lr" or config.damping is None]
+    middles = {name: value for name in searched if (value := getattr(full, name))}
+    return {name: (middle / SPREAD, middle * SPREAD) for name, middle in middles.items()}
+
+
+def tune(
+    config: Config,
+    optimizers: Sequence[str],
+    budget: int,
+    folder: Path,
+    tell: Callable[[str, int, Trial], None] = lambda optimizer, number, trial: None,
+) -> list[Search]:
+    """Try ``budget`` settings of each optimizer, all with the config's epochs, data and seed.
+
+    The first setting is the default; the others cover the ranges evenly, by Sobol's sequence. Trials are kept in the
+    folder, so a search that was interrupted goes on, and a greater budget adds to it. The best config of each optimizer
+    is written to ``best-OPTIMIZER.toml``.
+    """
+    if budget < 1:
+        raise TrainingError(f"budget must be at least 1, got {budget}")
+    if not config.validation:
+        config = replace(config, validation=VALIDATION)
+    wanted = [for_optimizer(config, name) for name in dict.fromkeys(optimizers)]
+    data = load_data(config)
+    searches = []
+    for one in wanted:
+        try:
+            searches.append(_search(one, budget, folder, lambda c: train(c, data=data), tell))
+            _write_best(searches[-1], folder)
+        except (OSError, SQLAlchemyError) as error:
+            reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+            raise TrainingError(f"cannot write to {folder}: {reason}; make room or choose another --output") from None
+    return searches
+
+
+def _search(
+    config: Config,
+    budget: int,
+    folder: Path,
+    run: Callable[[Config], Outcome],
+    tell: Callable[[str, int, Trial], None],
+) -> Search:
+    study = _study(config, folder)
+    space: dict[str, BaseDistribution] = {
+        name: FloatDistribution(*ends, log=True) for name, ends in ranges(config).items()
+    }
+    for left in study.get_trials(states=(TrialState.RUNNING,)):  # by a process that was killed
+        study.tell(left.number, state=TrialState.FAIL)
+        study.enqueue_trial(left.params)
+    while (done := len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))) < budget:
+        asked = study.ask(space)
+        trial, signal = _tried(_with(config, asked.params), run)
+        if signal is not None:
+            study.tell(asked, state=TrialState.FAIL)
+            study.enqueue_trial(asked.params)
+            raise InterruptedSearchError(signal)
+        asked.set_user_attr("loss", trial.tie)
+        study.tell(asked, trial.value)
+        tell(config.optimizer, done + 1, trial)
+    trials = [
+        Trial(_with(config, t.params), t.values[0], t.user_attrs["loss"])
+        for t in study.get_trials(states=(TrialState.COMPLETE,))
+    ]
+    return Search(config.optimizer, trials[:budget], ranges(config))
+
+
+def _tried(config: Config, run: Callable[[Config], Outcome]) -> tuple[Trial, int | None]:
+    outcome = run(config)
+    if outcome.failure is not None or outcome.signal is not None:
+        return Trial(config, math.inf), outcome.signal
+    last = outcome.epochs[-1]
+    value = last.test_loss if outcome.trainer.data.kind == "text" else last.test_error
+    return Trial(config, value, last.test_loss), None
+
+
+def _with(config: Config, found: dict[str, float]) -> Config:
+    """Three digits of a setting are enough, and are what a person writes."""
+    rounded: dict[str, Any] = {name: float(f"{value:.3g}") for name, value in found.items()}
+    return completed(replace(config, **rounded))
+
+
+def _study(config: Config, folder: Path) -> optuna.Study:
+    """The record of an optimizer's trials in the folder, begun with its default."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    folder.mkdir(parents=True, exist_ok=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
+        sampler = optuna.samplers.QMCSampler(scramble=True, seed=config.seed)
+    storage = optuna.storages.RDBStorage(f"sqlite:///{folder / 'trials.db'}")
+    study = optuna.create_study(study_name=config.optimizer, storage=storage, sampler=sampler, load_if_exists=True)
+    before = study.user_attrs.get("config")
+    if before is None:
+        study.set_user_attr("config", as_toml(config))
+        study.enqueue_trial({name: getattr(completed(config), name) for name in ranges(config)})
+    elif before != as_toml(config):
+        raise TrainingError(
+            f"{folder} holds a search of {config.optimizer} with other settings ({_first_change(before, config)}); "
+            "choose another --output"
+        )
+    return study
+
+
+def _first_change(before: str, config: Config) -> str:
+    then, now = (set(text.splitlines()) for text in (before, as_toml(config)))
+    names = {line.split(" = ")[0] for line in then ^ now}
+    name = next(field.name for field in fields(Config) if field.name in names)
+    return next((line for line in then if line.startswith(f"{name} = ")), f"no {name}")
+
+
+def _write_best(search: Search, folder: Path) -> None:
+    """For ``gnomon train --config``, which trains on all of the training set and measures on the test set."""
+    best = replace(search.best.config, validation=0.0)
+    write_atomically(best_file(folder, search.optimizer), as_toml(best))
+
+
+# ---------------------------------------------------------------------- for people
+def trial_line(trial: Trial) -> str:
+    config = trial.config
+    damping = "" if config.damping is None else f"  damping {config.damping:<8g}"
+    return f"{config.optimizer:<6} lr {config.lr:<8g}{damping}  {_value_text(trial)}"
+
+
+def search_table(searches: list[Search]) -> Table:
+    table = Table("Optimizer", box=box.SIMPLE)
+    for title in ("Trials", "Diverged", "Best lr", "Damping", "Validation"):
+        table.add_column(title, justify="right")
+    for search in searches:
+        best = search.best
+        damping = "" if best.config.damping is None else f"{best.config.damping:g}"
+        diverged = str(sum(math.isinf(trial.value) for trial in search.trials))
+        row = (str(len(search.trials)), diverged, f"{best.config.lr:g}", damping, _value_text(best))
+        table.add_row(TITLES[search.optimizer], *row)
+    return table
+
+
+def _value_text(trial: Trial) -> str:
+    if math.isinf(trial.value):
+        return "diverged"
+    return f"loss {trial.value:.4f}" if trial.value == trial.tie else f"error {trial.value:.2f} %"
+
+
+def best_file(folder: Path, optimizer: str) -> Path:
+    return folder / f"best-{optimizer}.toml"
