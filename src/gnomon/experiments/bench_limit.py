@@ -42,13 +42,15 @@ def multiplications(layer: Sizes, order: int, interval: int) -> float:
     - for ``K Exp(-m)`` one product for each order, ``order k^3``;
     - for ``K K^T``, if it is kept, ``k^3``.
 
+    With order 2 ``P = K K^T`` can take the place of K: ``2 n k^2``, or ``n k^2 + k^3``, for ``P X^T X``, and ``2 k^3``.
+
     A step takes ``C C^T G K K^T``, the cheaper of two forms:
 
     - by the ``d x p`` matrix G, ``d p (p + d)`` with products that are kept, else ``2 d p (p + d)``;
     - by the n rows of G, one of each sample, ``n (p^2 + d^2 + d p)`` with products that are kept, else
       ``n (2 p^2 + 2 d^2 + d p)``.
 
-    Products are kept where that is less in all. The symmetry of a product is not used.
+    It is the least of all these. The symmetry of a product is not used.
     """
     sides = [layer.d] if layer.one_hot else [layer.p, layer.d]
     n, d, p = layer.rows, layer.d, layer.p
@@ -60,8 +62,11 @@ def multiplications(layer: Sizes, order: int, interval: int) -> float:
             forms.append(layer.samples * (passes * sum(k**2 for k in sides) + d * p))
         return min(forms)
 
-    kept = (update + sum(k**3 for k in sides)) / interval + step(passes=1)
-    return layer.blocks * min(kept, update / interval + step(passes=2))
+    ways = [(update + sum(k**3 for k in sides)) / interval + step(passes=1), update / interval + step(passes=2)]
+    if order == 2:
+        square = sum(min(2 * n * k**2, n * k**2 + k**3) + 2 * k**3 for k in sides)
+        ways.append(square / interval + step(passes=1))
+    return layer.blocks * min(ways)
 
 
 def limit(model: Model, settings: dict[str, Any], rate: float) -> float:

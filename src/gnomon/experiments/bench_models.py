@@ -145,7 +145,7 @@ def contestants(model: Model) -> list[Contestant]:
         *_singd(model),
         Contestant("SOAP", partial(soap, lr=LR), "pytorch_optimizer"),
         Contestant(
-            "Muon", partial(muon, lr=LR), "pytorch_optimizer", steps=2
+            "Muon", partial(muon, lr=LR), "pytorch_optimizer", steps=1
         ),  # its products are in bfloat16: slow on most CPUs
     ]
 
