@@ -209,6 +209,36 @@ PAIRS = [
 ]
 
 
+@pytest.mark.parametrize("structure", NAMES)
+def test_short_forms_of_structures(structure):
+    """Against those that any group has, for what factors see of symmetric matrices."""
+    for k in (7, 40, 70):
+        group = NAMES[structure](k)
+        a = random_element(group)
+        x = torch.randn(5, k, dtype=F64)
+        fresh = functools.partial(group.gram, a, x)
+        close(group.trace(fresh()), Group.trace(group, fresh()))
+        close(group.squared_norm(a), Group.squared_norm(group, a))
+        all_close(group.steepest(fresh()), Group.steepest(group, fresh()))
+        all_close(group.subtract_identity(fresh()), Group.subtract_identity(group, fresh()))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+@pytest.mark.parametrize("structure", NAMES)
+def test_the_norm_of_an_algebra_element(structure, scale):
+    """Near the largest singular value, whatever the units; zero for nothing."""
+    for k in (7, 40, 100):
+        group = NAMES[structure](k)
+        blocks = [torch.randn(3, *shape, generator=torch.Generator().manual_seed(k)) for shape in group.shapes]
+        n = group.scale(tuple(scale * block for block in blocks))
+        true = torch.linalg.matrix_norm(group.to_dense(n).double(), 2)
+        found = group.norm_estimate(n).double()
+        assert (found >= 0.8 * true).all()
+        assert (found <= 2 * true).all()
+        nothing = group.norm_estimate(tuple(torch.zeros_like(block) for block in blocks))
+        assert nothing.abs().max() < 1e-30
+
+
 @pytest.mark.parametrize("n", [3, 12])
 @pytest.mark.parametrize(("left", "right"), PAIRS, ids=repr)
 def test_forms_of_the_same_rows(left, right, n):

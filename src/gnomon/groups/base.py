@@ -333,7 +333,7 @@ class Group(ABC):
         return self.congruent(a, tuple(block.addcmul_(more, align(weight, more)) for block, more in pairs))
 
     def step_norm(self, a: Element, n: Element) -> Tensor:
-        """The spectral norm of an algebra element at A, from below."""
+        """About the spectral norm of an algebra element at A."""
         return self.norm_estimate(n)
 
     def steepest(self, covector: Element) -> Element:
@@ -375,7 +375,7 @@ class Group(ABC):
         return (sums[0].amax(-1) * sums[1].amax(-1)).sqrt()
 
     def norm_estimate(self, n: Element) -> Tensor:
-        """The spectral norm, from below, by four steps of the power method on ``N^T N``; of the batch shape."""
+        """About the spectral norm: from below, by four steps of the power method on ``N^T N``; of the batch shape."""
 
         def length(rows: Tensor) -> Tensor:  # in float64, where no square of a float32 overflows or vanishes
             return torch.linalg.vector_norm(rows, dim=(-2, -1), keepdim=True, dtype=torch.float64)

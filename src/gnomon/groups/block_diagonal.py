@@ -68,8 +68,7 @@ class BlockDiagonal(Group):
         return self._each(Dense.ldiv, a, b)
 
     def logabsdet(self, a: Element) -> Tensor:
-        stacked = self._stack.logabsdet((a[0],)).sum(-1)
-        return stacked + self._last.logabsdet((a[1],)) if self._last else stacked
+        return self._total(Dense.logabsdet, a)
 
     def restrict(self, x: Tensor, y: Tensor) -> Element:
         return self._each(lambda g, x, y: g.restrict(x[0], y[0]), self._split(x), self._split(y))
@@ -82,6 +81,27 @@ class BlockDiagonal(Group):
 
     def unscale(self, n: Element) -> Element:
         return self._each(Dense.unscale, n)
+
+    def _total(self, quantity: Callable[[Dense, Element], Tensor], a: Element) -> Tensor:
+        """A quantity of each block, summed."""
+        stacked = quantity(self._stack, (a[0],)).sum(-1)
+        return stacked + quantity(self._last, (a[1],)) if self._last else stacked
+
+    def trace(self, covector: Element) -> Tensor:
+        return self._total(Dense.trace, covector)
+
+    def squared_norm(self, a: Element) -> Tensor:
+        return self._total(Dense.squared_norm, a)
+
+    def norm_estimate(self, n: Element) -> Tensor:
+        stacked = self._stack.norm_estimate((n[0],)).amax(-1)
+        return torch.maximum(stacked, self._last.norm_estimate((n[1],))) if self._last else stacked
+
+    def subtract_identity(self, covector: Element) -> Element:
+        return self._each(Dense.subtract_identity, covector)
+
+    def steepest(self, covector: Element) -> Element:
+        return self._each(Dense.steepest, covector)
 
     def transpose(self, a: Element) -> Element:
         return self._each(Dense.transpose, a)

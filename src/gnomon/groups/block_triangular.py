@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .base import Element, Group, add, positive_size
-from .dense import Dense
+from .dense import SMALL, Dense, spectral_norm
 from .diagonal import Diagonal, Fixed
 from .operator import SymmetricOperator
 
@@ -32,6 +32,16 @@ def _add_product(rows: Tensor, x: Tensor, y: Tensor) -> None:
         rows.baddbmm_(x, y)
     else:
         rows.mT.baddbmm_(y.mT, x.mT)
+
+
+def _coupling_norm(coupling: Tensor) -> Tensor:
+    """The spectral norm, from above: by the smaller Gram matrix, or where that is not small the Frobenius norm."""
+    wide = coupling if coupling.shape[-2] <= coupling.shape[-1] else coupling.mT
+    if wide.shape[-2] > SMALL:
+        return torch.linalg.vector_norm(coupling, dim=(-2, -1))
+    peak = wide.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(wide.dtype).tiny)
+    wide = wide / peak
+    return peak[..., 0, 0] * spectral_norm(wide @ wide.mT).sqrt()
 
 
 class BlockTriangular(Group):
@@ -169,6 +179,31 @@ class BlockTriangular(Group):
     def dual(self, n: Element) -> Element:
         n_s, n_t, coupling = self._open(n)
         return self._close(self.source.dual(n_s), self.target.dual(n_t), coupling)
+
+    def trace(self, covector: Element) -> Tensor:
+        m_s, m_t, _ = self._open(covector)
+        return self.source.trace(m_s) + self.target.trace(m_t)
+
+    def squared_norm(self, a: Element) -> Tensor:
+        a_s, a_t, coupling = self._open(a)
+        return self.source.squared_norm(a_s) + self.target.squared_norm(a_t) + coupling.square().sum((-2, -1))
+
+    def norm_estimate(self, n: Element) -> Tensor:
+        """That of the 2 x 2 matrix of the parts' norms, which is no less than the norm of the whole."""
+        n_s, n_t, coupling = self._open(n)
+        s, t, c = self.source.norm_estimate(n_s), self.target.norm_estimate(n_t), _coupling_norm(coupling)
+        peak = torch.stack([s, t, c]).amax(0).clamp(min=torch.finfo(s.dtype).tiny)
+        s, t, c = s / peak, t / peak, c / peak
+        total = s**2 + t**2 + c**2
+        return peak * ((total + (total**2 - 4 * (s * t) ** 2).clamp(min=0).sqrt()) / 2).sqrt()
+
+    def subtract_identity(self, covector: Element) -> Element:
+        m_s, m_t, coupling = self._open(covector)
+        return self._close(self.source.subtract_identity(m_s), self.target.subtract_identity(m_t), coupling)
+
+    def steepest(self, covector: Element) -> Element:
+        m_s, m_t, coupling = self._open(covector)
+        return self._close(self.source.steepest(m_s), self.target.steepest(m_t), coupling)
 
     @property
     def transposed(self) -> Group:

@@ -109,6 +109,17 @@ class Toeplitz(Group):
     def dual(self, n: Element) -> Element:
         return (n[0] * _diagonal_lengths(self.k, n[0].dtype, n[0].device),)
 
+    def trace(self, covector: Element) -> Tensor:
+        return covector[0][..., 0].clone()
+
+    def norm_estimate(self, n: Element) -> Tensor:
+        """The largest magnitude of the symbol ``sum_j n_j exp(i j w)``, which bounds the norm from above."""
+        return torch.fft.rfft(widen(n[0]), _fast_length(4 * self.k)).abs().amax(-1).to(n[0].dtype)
+
+    def subtract_identity(self, covector: Element) -> Element:
+        covector[0][..., 0].sub_(self.k)
+        return covector
+
     @property
     def transposed(self) -> Group:
         return Toeplitz(self.k, not self.upper)
