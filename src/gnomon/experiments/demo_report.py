@@ -68,21 +68,23 @@ def report_page(networks: list[Runs], matrices: list[Curve], *tables: tuple[list
 def _network_section(networks: list[Runs], table: str) -> str:
     config, seeds = networks[0].config, len(networks[0].runs)
     intro = (
-        f"A small network learns to read handwritten digits of 8 x 8 pixels from 1,437 examples, in {config.epochs} "
-        f"passes over them (epochs), and is tested on 360 others. Each optimizer starts from the same {seeds} random "
-        "networks and sees the same images in the same order."
+        "A small network learns to read handwritten digits of 8 x 8 pixels from 1,437 examples, in "
+        f"{config.epochs} passes over them (epochs), and is tested on 360 others. Each optimizer starts from the "
+        f"same {seeds} random networks and sees the same images in the same order."
     )
     seen = (
-        "Lower is better, and earlier is better. KFAC and INGD learn how the loss curves in each layer and bend their "
-        "steps accordingly: they need fewer epochs. Each of their steps costs more, which on a network as small as this "
-        "shows in the right chart; the larger the batches, the smaller that share. KFAC inverts matrices for it. INGD "
-        "only multiplies them, which works in half precision and with structured factors too. Look at the last column "
-        "with care: 1 % of the test images is fewer than four. It has the 95 % interval of the mean over the seeds."
+        "Lower is better, and earlier is better. KFAC and INGD learn how the loss curves in each layer and bend "
+        "their steps accordingly: they need fewer epochs. Each of their steps costs more, which on a network as "
+        "small as this shows in the chart by time; the larger the batches, the smaller that share. KFAC inverts "
+        "matrices for it. INGD only multiplies them, which works in half precision and with structured factors "
+        "too. Look at the last column with care: 1 % of the test images is fewer than four. It has the 95 % "
+        "interval of the mean over the seeds."
     )
     fair = (
-        "Learning rates: the best of five for each optimizer, half powers of ten, by the loss on a fifth of the training "
-        f"images that was held out, with other seeds. {config.batch_size} images a step, cosine schedule, other "
-        "settings as gnomon train has them. Lines are means over the seeds, bands reach from the best to the worst."
+        "Learning rates: the best of five for each optimizer, half powers of ten, by the loss on a fifth of the "
+        f"training images that was held out, with other seeds. {config.batch_size} images a step, cosine schedule, "
+        "other settings as gnomon train has them. Lines are means over the seeds, bands reach from the best to "
+        "the worst."
     )
     by_epoch = [_error_line(runs, [float(n + 1) for n in range(runs.epochs)]) for runs in networks]
     by_time = [_error_line(runs, _means(runs.over_runs(lambda epoch: epoch.cpu_seconds))) for runs in networks]
@@ -120,21 +122,22 @@ def _ten_digits() -> list[Tensor]:
 def _matrix_section(curves: list[Curve], table: str) -> str:
     k, dimensions = 12, {curve.panel: f"{curve.notes['dimension']:,.0f}" for curve in curves}
     intro = (
-        "There is a positive-definite matrix S of which only examples are known: vectors, and what S makes of them. "
-        "Gradient descent finds it from the identity, once among all positive-definite matrices and once among those "
-        "with a Heisenberg factor A, S = A Aᵀ, to which S belongs here. Every step stays positive definite by itself: "
-        "the optimizer is plain torch.optim.SGD, and gnomon moves the frame in which its coordinates are taken."
+        "There is a positive-definite matrix S of which only examples are known: vectors, and what S makes of "
+        "them. Gradient descent finds it from the identity, once among all positive-definite matrices and once "
+        "among those with a Heisenberg factor A, S = A Aᵀ, to which S belongs here. Every step stays positive "
+        "definite by itself: the optimizer is plain torch.optim.SGD, and gnomon moves the frame in which its "
+        "coordinates are taken."
     )
     seen = (
         "Momentum (solid) reaches the solution in far fewer iterations than descent without it (dashed), on both "
-        "structures and at the same step size: on the full manifold it is Riemannian momentum, with no transport to "
-        "compute. Knowing the structure leaves fewer unknowns and makes an iteration cheaper; the larger the matrix, "
-        "the more so, for the cost grows with the numbers in the factor."
+        "structures and at the same step size: on the full manifold it is Riemannian momentum, with no transport "
+        "to compute. Knowing the structure leaves fewer unknowns and makes an iteration cheaper; the larger the "
+        "matrix, the more so, for the cost grows with the numbers in the factor."
     )
     small = (
-        f"The table has the iterations and CPU seconds until the gap to the known optimum is {SOLVED:g} of the first one. "
-        "Step size 0.1 for all four: the best of 0.03, 0.1 and 0.3 on the full manifold, with and without momentum. The "
-        "structure alone would bear 0.3, at which momentum saves fewer iterations."
+        f"The table has the iterations and CPU seconds until the gap to the known optimum is {SOLVED:g} of the "
+        "first one. Step size 0.1 for all four: the best of 0.03, 0.1 and 0.3 on the full manifold, with and "
+        "without momentum. The structure alone would bear 0.3, at which momentum saves fewer iterations."
     )
     by_iteration = [_gap_line(curve, [float(i) for i in range(len(curve.loss))]) for curve in curves]
     by_time = [_gap_line(curve, curve.seconds) for curve in curves]

@@ -8,6 +8,7 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import matplotlib
 from matplotlib.figure import Figure
@@ -40,7 +41,11 @@ def chart(lines: list[Line], title: str, x: str, y: str, *, log: bool = False, w
         panel = figure.subplots()
         panel.set_facecolor("none")
         for line in lines:
-            style = {"color": line.color, "linewidth": line.width, "linestyle": (0, (4, 2)) if line.dashed else "-"}
+            style: dict[str, Any] = {
+                "color": line.color,
+                "linewidth": line.width,
+                "linestyle": (0, (4, 2)) if line.dashed else "-",
+            }
             panel.plot(line.x, line.y, **style, solid_capstyle="round", marker="o" if len(line.x) == 1 else None)
             if line.low:
                 panel.fill_between(line.x, line.low, line.high, color=line.color, alpha=0.14, linewidth=0)
@@ -76,7 +81,7 @@ def _inline(svg: str, title: str) -> str:
     """A matplotlib file as an element of a page: no header, no fixed size, no names that another chart has too."""
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*">', "<g>", svg)
+    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
     svg = re.sub(r' (width|height)="[\d.]+pt"', "", svg)
     for stand_in, variable in VARIABLES.items():
         svg = svg.replace(stand_in, variable)
