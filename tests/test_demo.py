@@ -36,7 +36,6 @@ def command(*arguments, **options):
 SMALL = demonstration.Scale(epochs=2, seeds=2, k=30, iterations=20)
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 
-
 FRAME = "height:4000px;border:0;"
 MEASURE = """<script>
 const charts = [...document.querySelectorAll("svg.chart")].map(c => c.getBoundingClientRect());
@@ -121,10 +120,11 @@ def test_a_browser_shows_the_figures(made, tmp_path, width):
 
 
 def test_command_line(tmp_path, monkeypatch):
-    assert command("--version").stdout.strip() == f"gnomon {gnomon.__version__}"
-    assert "demo" in command("--help").stdout
+    invoke = CliRunner().invoke
+    assert invoke(main, ["--version"]).output.strip() == f"gnomon {gnomon.__version__}"
+    assert "demo" in invoke(main, ["--help"]).output
     monkeypatch.setattr(demonstration, "Scale", lambda: SMALL)
-    result = CliRunner().invoke(main, ["demo", "--seed", "3", "--output", str(tmp_path / "out")])
+    result = invoke(main, ["demo", "--seed", "3", "--output", str(tmp_path / "out")])
     assert result.exit_code == 0, result.output
     assert (tmp_path / "out" / "report.html").exists()
 

@@ -35,7 +35,7 @@ img { max-width: 100%; }
 figure { margin: 0; } figcaption { color: var(--soft); font-size: .85rem; margin-top: .3rem; }
 @media (max-width: 40rem) { body { padding: 1.2rem 1rem 2rem; font-size: 15px; } h1 { font-size: 1.5rem; }
   table { font-size: .82rem; } th { white-space: normal; font-size: .74rem; } th, td { padding: .35rem .26rem; }
-  pre { padding: .7rem; white-space: pre-wrap; overflow-wrap: anywhere; } }
+  pre { padding: .7rem; } }
 """
 
 
