@@ -101,18 +101,22 @@ def train_networks(scale: Scale, seed: int, step: Step) -> list[Runs]:
     """Optimizers take turns, seed by seed: what slows the machine for a while slows all of them."""
     base = Config(epochs=scale.epochs, schedule="cosine", device="cpu")
     configs = [completed(replace(base, optimizer=name, lr=lr)) for name, lr in RATES.items()]
-    train(Config(epochs=1, device="cpu"))  # torch's first steps take long, and no optimizer should pay for that
+    _train(Config(epochs=1, device="cpu"))  # torch's first steps take long, and no optimizer should pay for that
     runs: list[list[list[Epoch]]] = [[] for _ in configs]
     for number in range(seed, seed + scale.seeds):
         for config, done in zip(configs, runs, strict=True):
             step(f"{TITLES[config.optimizer]}, seed {number}")
-            outcome = train(replace(config, seed=number))
-            if outcome.signal is not None:
-                raise KeyboardInterrupt
-            if outcome.failure is not None:
-                raise TrainingError(f"{TITLES[config.optimizer]}: {outcome.failure}; choose another --seed")
-            done.append(outcome.epochs)
+            done.append(_train(replace(config, seed=number)))
     return [Runs(config, done) for config, done in zip(configs, runs, strict=True)]
+
+
+def _train(config: Config) -> list[Epoch]:
+    outcome = train(config)
+    if outcome.signal is not None:
+        raise KeyboardInterrupt
+    if outcome.failure is not None:
+        raise TrainingError(f"{TITLES[config.optimizer]}: {outcome.failure}; choose another --seed")
+    return outcome.epochs
 
 
 def network_table(networks: list[Runs]) -> Cells:

@@ -160,8 +160,8 @@ def _matrix_section(curves: list[Curve], table: str) -> str:
 
 
 def _gap_line(curve: Curve, x: list[float]) -> Line:
-    gaps = [gap / curve.gaps[0] for gap in curve.gaps]
-    end = next((i + 1 for i, gap in enumerate(gaps) if gap < FLOOR), len(gaps))
+    gaps = [max(gap / curve.gaps[0], FLOOR) for gap in curve.gaps]
+    end = next((i + 1 for i, gap in enumerate(gaps) if gap == FLOOR), len(gaps))
     dashed = not curve.settings["momentum"]
     return Line(curve.method, STRUCTURE_COLORS[curve.panel], x[:end], gaps[:end], width=2.2, dashed=dashed)
 
