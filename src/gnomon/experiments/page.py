@@ -34,7 +34,7 @@ img { max-width: 100%; }
 .patterns { gap: 2rem; } .patterns .cells { width: 112px; border: 1px solid var(--line); }
 figure { margin: 0; } figcaption { color: var(--soft); font-size: .85rem; margin-top: .3rem; }
 @media (max-width: 40rem) { body { padding: 1.2rem 1rem 2rem; font-size: 15px; } h1 { font-size: 1.5rem; }
-  table { font-size: .82rem; } th { white-space: normal; font-size: .74rem; } th, td { padding: .35rem .26rem; }
+  table { font-size: .76rem; } th { white-space: normal; font-size: .68rem; } th, td { padding: .35rem .18rem; }
   pre { padding: .7rem; } }
 """
 
