@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
 from typing import Annotated
@@ -41,19 +43,39 @@ def root(
     """What all commands share."""
 
 
+@contextmanager
+def _one_line_endings(output: Path, interrupted: str) -> Iterator[None]:
+    """Ctrl-C and a folder that cannot be written end a command with one line."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(interrupted, err=True)
+        raise typer.Exit(130) from None
+    except OSError as error:
+        typer.echo(f"cannot write to --output {output}: {error}; choose another folder", err=True)
+        raise typer.Exit(1) from None
+
+
 @main.command()
 def demo(
-    output: Annotated[Path, typer.Option(help="Folder for the picture.")] = Path("demo"),
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations of each method, at most.")] = 200,
-    seed: Annotated[int, typer.Option(help="Seed of the random problems.")] = 0,
+    output: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(help="Of the matrix, and the first of the networks' seeds.")] = 0,
 ) -> None:
-    """Fit a full SPD matrix, a structured one and a Gaussian with stock torch optimizers.
+    """See what this is about, in about a minute: train a network, and find a matrix.
 
-    Prints a table of how close each method came to the known optimum, and saves the curves as a picture.
+    Trains one network with SGD, AdamW, KFAC and INGD on handwritten digits that come with scikit-learn.
+
+    Finds a positive-definite matrix by descent with momentum, among all of them and on a structured submanifold.
+
+    Prints two tables and writes the curves, with what they show, into OUTPUT/report.html.
     """
-    from .experiments.demo import demo as run
+    with commands.one_line_errors(), _one_line_endings(output, "Interrupted: no report was written."):
+        import torch
 
-    run(output, iterations, seed)
+        from .experiments.demo import demo as run
+
+        torch.set_num_threads(1)  # methods are compared by the work of one thread
+        run(output, seed)
 
 
 main.command()(commands.train)
@@ -94,16 +116,10 @@ def reproduce(
     from .experiments.reproduce import reproduce as run
 
     torch.set_num_threads(1)  # methods are compared by the work of one thread, SciPy's too
-    try:
-        with threadpool_limits(1):
-            for experiment in EXPERIMENTS if name is Figure.all else [name.value]:
-                run(experiment, output, quick=quick)
-    except KeyboardInterrupt:
-        typer.echo("Interrupted. What is finished is kept: run the same command again to go on.", err=True)
-        raise typer.Exit(130) from None
-    except OSError as error:
-        typer.echo(f"cannot write to --output {output}: {error}; choose another folder", err=True)
-        raise typer.Exit(1) from None
+    interrupted = "Interrupted. What is finished is kept: run the same command again to go on."
+    with _one_line_endings(output, interrupted), threadpool_limits(1):
+        for experiment in EXPERIMENTS if name is Figure.all else [name.value]:
+            run(experiment, output, quick=quick)
 
 
 class BenchModel(str, Enum):
@@ -155,12 +171,6 @@ def bench(
     if show:
         typer.echo(benchmark.listing(names, only or []))
         return
-    try:
-        with threadpool_limits(1):
-            benchmark.bench(names, only or [], rounds=rounds, with_limit=limit, output=output)
-    except KeyboardInterrupt:
-        typer.echo(f"Interrupted. Models that are finished are in {output}.", err=True)
-        raise typer.Exit(130) from None
-    except OSError as error:
-        typer.echo(f"cannot write to --output {output}: {error}; choose another folder", err=True)
-        raise typer.Exit(1) from None
+    interrupted = f"Interrupted. Models that are finished are in {output}."
+    with _one_line_endings(output, interrupted), threadpool_limits(1):
+        benchmark.bench(names, only or [], rounds=rounds, with_limit=limit, output=output)
