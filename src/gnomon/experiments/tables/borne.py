@@ -72,7 +72,7 @@ def comparison(ours: Map, kfac: Map, grid: Grid) -> list[str]:
     steps = [(ours.largest_rate(d), kfac.largest_rate(d)) for d in grid.dampings]
     dampings = [(kfac.smallest_damping(r), ours.smallest_damping(r)) for r in grid.rates]  # the smaller the better
     lines = [
-        f"{one.title}: bears {len(one.borne)} of {len(one.errors)} settings, diverges at {one.diverged}; "
+        f"{TITLES[one.optimizer]} bears {len(one.borne)} of {len(one.errors)} settings, diverges at {one.diverged}; "
         + ("no setting trains." if one.best is None else _best_words(*one.best))
         for one in (ours, kfac)
     ]

@@ -85,8 +85,8 @@ class Report:
         searched = (
             f"Of every optimizer {scale.settings} learning rates were tried, at even ratios from a {SPREAD:g}th to "
             f"{SPREAD:g} times its usual value, and nothing else, with the same seed, epochs and samples; they were "
-            f"judged by the last epoch on {scale.validation:.0%} of the training set, held out. The best of each was then "
-            f"trained on the whole training set with {len(scale.seeds)} other seeds, and measured on the test set."
+            f"judged by the last epoch on {scale.validation:.0%} of the training set, held out. The best of each was "
+            f"then trained on the whole training set with {len(scale.seeds)} other seeds, and measured on the test set."
             if scale.settings > 1
             else f"Learning rates are those that the authors published, or usual values; {len(scale.seeds)} seeds."
         )
@@ -108,8 +108,8 @@ class Report:
         legend = (
             f"{section.measure.capitalize()} {of}, mean over seeds ± half its 95% interval (Student's t); \"INGD minus "
             'it" is the mean of differences seed by seed, below zero where INGD is ahead. "In X\'s time" is the same '
-            f"measure at the last epoch that a method had finished when the {clock} of X's whole run (mean over seeds) "
-            'was used up; "-" where none was finished. Times are of training steps with their batches, without '
+            f"measure at the last epoch that a method had finished when the {clock} of X's whole run with the same "
+            'seed was used up; "-" where none was finished. Times are of training steps with their batches, without '
             "measuring."
         )
         return [section.table(), Text(legend), Points(section.findings())]
@@ -127,11 +127,11 @@ class Report:
         return [
             Text(
                 "The paper says that its method can take a larger step and a smaller damping than KFAC. Each cell is "
-                f"one short run ({_model(task.model)}, {task.train_limit or 0:,} samples, {task.epochs} epochs, batches "
-                f"of {task.batch_size}, seed {task.seed}), with the paper's update and with the library's defaults. A "
-                f"method bears a setting where its test error is at most {borne.MARGIN:g} points above that of its own "
-                "best setting with that preset. In the paper's update the preconditioner moves slowly during the first 500 "
-                "steps, so a run of this length tests it for a part of its way only."
+                f"one short run ({_model(task.model)}, {task.train_limit or 0:,} samples, {task.epochs} epochs, "
+                f"batches of {task.batch_size}, seed {task.seed}), with the paper's update and with the library's "
+                f"defaults. A method bears a setting where its test error is at most {borne.MARGIN:g} points above "
+                "that of its own best setting with that preset. In the paper's update the preconditioner moves slowly "
+                "during the first 500 steps, so a run of this length tests it for a part of its way only."
             ),
             Picture(self.heat_maps, "Test error of INGD and KFAC by learning rate and damping"),
             Points(lines),

@@ -70,6 +70,9 @@ class Section:
     def seconds(self, name: str) -> float:
         return self.by_name[name].seconds(self.study.clock)
 
+    def in_time_of(self, method: Method, name: str) -> list[float] | None:
+        return method.scores_in_time_of(self.by_name[name], self.study.clock)
+
     # ------------------------------------------------------------------ tables
     @property
     def clocks(self) -> list[str]:
@@ -88,7 +91,7 @@ class Section:
             lost = f"diverged in {method.diverged} of {len(method.results)}"
             return [*row, lost, "-", *("-" for _ in self.clocks), "-"]
         row += [self.mean_text(method.scores()), self.mean_text(self.differences(method), signed=True)]
-        row += [self.mean_text(method.scores(self.seconds(name), self.study.clock)) for name in self.clocks]
+        row += [self.mean_text(self.in_time_of(method, name)) for name in self.clocks]
         return [*row, f"{method.seconds(self.study.clock) / method.config.epochs:.2f}"]
 
     def differences(self, method: Method) -> list[float] | None:
@@ -134,10 +137,10 @@ class Section:
         above = [TITLES[n] for n, value in means.items() if n != "ingd" and ours <= value]
         below = [TITLES[n] for n, value in means.items() if value < ours]
         yield (
-            f"At equal epochs {TITLES[best]} has the lowest mean, {self.number(means[best])}{self.unit}. INGD has "
-            f"{self.number(ours)}{self.unit}"
+            f"At equal epochs {TITLES[best]} has the lowest mean, {self.number(means[best])}{self.unit}"
+            + ("" if best == "ingd" else f". INGD has {self.number(ours)}{self.unit}")
             + (f", at or below that of {listed(above)}" if above else "")
-            + (f"; {'that' if len(below) == 1 else 'those'} of {listed(below)} lower" if below else "")
+            + (f"; {listed(below)} {'has' if len(below) == 1 else 'have'} less" if below else "")
             + "."
         )
         sides = {m.optimizer: d for m in self.methods if (d := self.differences(m)) is not None and len(d) > 1}
@@ -166,7 +169,7 @@ class Section:
             scores = None if rival is None else rival.scores()
             if scores is None:
                 continue
-            reached = ours.scores(self.seconds(name), self.study.clock)
+            reached = self.in_time_of(ours, name)
             theirs = f"{TITLES[name]}'s {self.number(mean(scores))}{self.unit}"
             if reached is None:
                 yield f"When {TITLES[name]} had finished, INGD had not finished an epoch."
@@ -199,7 +202,7 @@ class Section:
             "methods": [
                 {
                     **_method_data(method, clock),
-                    "in the time of": {n: method.scores(self.seconds(n), clock) for n in self.clocks},
+                    "in the time of": {name: self.in_time_of(method, name) for name in self.clocks},
                     "INGD minus it": self.differences(method),
                 }
                 for method in self.methods

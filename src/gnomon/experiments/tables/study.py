@@ -19,7 +19,7 @@ from ..training.compare import Clock, Group
 from ..training.config import Config, TrainingError, completed
 from ..training.optimizers import TITLES
 from ..training.trainer import Epoch
-from ..training.tune import Search, for_optimizer, ranges, rate_grid
+from ..training.tune import Search, Trial, for_optimizer, judged, ranges, rate_grid
 from .scales import Scale
 from .workers import Result, Run, Timing, Workers, rehearse
 
@@ -28,6 +28,10 @@ RIVALS = ("sgd", "adamw")
 
 ELSEWHERE = {"lion": "pytorch_optimizer", "soap": "pytorch_optimizer"}
 """Optimizers that need not be installed, with their packages."""
+
+
+def as_trial(result: Result) -> Trial:
+    return judged(result.config, None if result.diverged else result.epochs[-1])
 
 
 def spent(epoch: Epoch, clock: Clock) -> float:
@@ -60,16 +64,29 @@ class Method:
         """Its runs as ``gnomon compare`` has them; empty where one diverged."""
         return Group(self.config, [] if self.diverged else [result.epochs for result in self.results])
 
+    def times(self, clock: Clock) -> list[float]:
+        """Seconds of each seed's whole run."""
+        return [spent(epochs[-1], clock) for epochs in self.group.runs]
+
     def seconds(self, clock: Clock) -> float:
         """Of a whole run, the mean over seeds."""
-        return mean(spent(epochs[-1], clock) for epochs in self.group.runs)
+        return mean(self.times(clock))
 
-    def scores(self, seconds: float | None = None, clock: Clock = "cpu") -> list[float] | None:
-        """Of each seed, the mean over the last epochs, or over the last that had ended at a time.
+    def scores(self) -> list[float] | None:
+        """Of each seed, the mean over the last epochs; None where a run diverged."""
+        return self._scores(self.group.runs)
 
-        None where a run diverged or none of its epochs had ended.
+    def scores_in_time_of(self, other: Method, clock: Clock) -> list[float] | None:
+        """The same when the whole run of another method with the same seed would have ended.
+
+        None where a run diverged, or had not finished an epoch by then.
         """
-        runs = self.group.runs if seconds is None else [within(run, seconds, clock) for run in self.group.runs]
+        if self.diverged or other.diverged:
+            return None
+        pairs = zip(self.group.runs, other.times(clock), strict=True)
+        return self._scores([within(run, seconds, clock) for run, seconds in pairs])
+
+    def _scores(self, runs: list[list[Epoch]]) -> list[float] | None:
         return Group(self.config, runs).scores(self.last) if runs and all(runs) else None
 
 
@@ -118,7 +135,7 @@ class Study:
         results = self.results(runs)
         if not runs or results is None:
             return None
-        return Search(optimizer, [result.as_trial() for result in results], {"lr": ranges(runs[0].config)["lr"]})
+        return Search(optimizer, [as_trial(result) for result in results], {"lr": ranges(runs[0].config)["lr"]})
 
     def chosen(self, task: Config, optimizer: str) -> Config | None:
         """The best setting, for training on all of the training set and measuring on the test set."""
@@ -227,7 +244,7 @@ class Study:
         if result.diverged:
             ended = "diverged"
         else:
-            trial = result.as_trial()
+            trial = as_trial(result)
             what = f"loss {trial.value:.3f}" if trial.value == trial.tie else f"error {trial.value:.2f} %"
             ended = f"{measure} {what}"
         where = f"{config.model}, {TITLES[config.optimizer]}"

@@ -24,7 +24,6 @@ from ..training.config import Config, TrainingError
 from ..training.folder import RunFolder
 from ..training.run import train
 from ..training.trainer import Epoch, load_data
-from ..training.tune import Trial, judged
 
 T = TypeVar("T")
 
@@ -79,9 +78,6 @@ class Result:
     config: Config
     epochs: list[Epoch]
     diverged: bool = False
-
-    def as_trial(self) -> Trial:
-        return judged(self.config, None if self.diverged else self.epochs[-1])
 
 
 @dataclass(frozen=True)
