@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 try:
     import matplotlib  # noqa: F401
@@ -83,32 +83,84 @@ main.command()(commands.compare)
 main.command()(commands.tune)
 
 
-class Figure(str, Enum):
-    """What can be reproduced."""
+class Reproducible(str, Enum):
+    """What can be reproduced: the paper's figures, and its tables of trained networks."""
 
     metric_nearness = "metric-nearness"
     log_det = "log-det"
     gmm = "gmm"
     rosenbrock = "rosenbrock"
     all = "all"
+    cifar100 = "cifar100"
+    tiny_imagenet = "tiny-imagenet"
+    imagenet_100 = "imagenet-100"
+    gpt = "gpt"
+
+
+TABLE_NAMES = (Reproducible.cifar100, Reproducible.tiny_imagenet, Reproducible.imagenet_100, Reproducible.gpt)
+TABLES, FIGURES = "Tables of trained networks: cifar100, tiny-imagenet, imagenet-100, gpt", "Figures: the other names"
 
 
 @main.command()
 def reproduce(
-    name: Annotated[Figure, typer.Argument(help="A figure of the paper, or all four.")],
-    output: Annotated[Path, typer.Option(help="Folder for the results: each figure gets one of its own.")] = Path(
-        "runs"
-    ),
-    quick: Annotated[bool, typer.Option("--quick", help="Small sizes; all four in under two minutes.")] = False,
+    name: Annotated[Reproducible, typer.Argument(help="A figure of the paper, all four of them, or a table.")],
+    output: Annotated[Path, typer.Option(help="Folder for the results: each name gets one of its own.")] = Path("runs"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Small sizes; all four in under two minutes.", rich_help_panel=FIGURES)
+    ] = False,
+    scale: Annotated[
+        Literal["full", "small"] | None,
+        typer.Option(
+            help="The paper's protocol, for GPUs; or one for two cores and under 90 minutes.",
+            show_default="full",
+            rich_help_panel=TABLES,
+        ),
+    ] = None,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the data's files.", show_default="$GNOMON_DATA, else .data", rich_help_panel=TABLES
+        ),
+    ] = None,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Training runs at a time, each a process of one thread.",
+            show_default="one a core, or one a GPU",
+            rich_help_panel=TABLES,
+        ),
+    ] = None,
 ) -> None:
-    """Run the paper's manifold experiments: every method of a figure, its curves and a results page.
+    """Run the paper's experiments again, and write a page of results.
 
-    First every method with the same step and momentum, then each with its own best step from a small grid.
+    Figures: metric-nearness, log-det, gmm and rosenbrock, or all of them in half an hour.
 
-    Writes results.json, PNG plots and index.html into OUTPUT/NAME; about half an hour for all, without --quick.
+    Every method with the same step and momentum, then each with its own best step from a small grid.
 
-    A run that was interrupted continues where it was.
+    Tables: cifar100, tiny-imagenet, imagenet-100, and gpt, which the paper does not have.
+
+    As many learning rates of each optimizer are tried on a held-out part of the training set.
+
+    Then the best of each is trained with three seeds. An estimate of the time is shown first.
+
+    Writes results.json, pictures and index.html into OUTPUT/NAME; of tables also NAME.md and each run.
+
+    What was interrupted, even killed, goes on with the same command.
     """
+    if name not in TABLE_NAMES:
+        for option, value in (("--scale", scale), ("--data-dir", data_dir), ("--jobs", jobs)):
+            if value is not None:
+                raise typer.BadParameter(f"{name.value} is a figure and has no {option}; --quick makes it small")
+        _reproduce_figures(name.value, output, quick)
+    else:
+        if quick:
+            raise typer.BadParameter(f"{name.value} is a table and has no --quick; --scale small makes it small")
+        commands.reproduce_table(name.value, output, scale or "full", data_dir, jobs)
+
+
+def _reproduce_figures(name: str, output: Path, quick: bool) -> None:
     import torch
     from threadpoolctl import threadpool_limits
 
@@ -118,7 +170,7 @@ def reproduce(
     torch.set_num_threads(1)  # methods are compared by the work of one thread, SciPy's too
     interrupted = "Interrupted. What is finished is kept: run the same command again to go on."
     with _one_line_endings(output, interrupted), threadpool_limits(1):
-        for experiment in EXPERIMENTS if name is Figure.all else [name.value]:
+        for experiment in EXPERIMENTS if name == "all" else [name]:
             run(experiment, output, quick=quick)
 
 

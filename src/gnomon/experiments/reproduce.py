@@ -80,7 +80,7 @@ def reproduce(name: str, output: Path, *, quick: bool = False, console: Console 
     for title in panels:
         header, rows = results.table(title)
         sections.append((title, page.table(header, rows)))
-        console.print(_terminal_table(title, header, rows, console.width))
+        console.print(terminal_table(title, header, rows, console.width))
     index = folder / "index.html"
     console.print(LEGEND, soft_wrap=True)
     write_atomically(index, page.page(experiment.title, sections, f"{LEGEND} {_footer(quick)}"))
@@ -219,7 +219,7 @@ def _footer(quick: bool) -> str:
 NARROW = 100
 
 
-def _terminal_table(title: str, header: list[str], rows: list[list[str]], width: int) -> Table:
+def terminal_table(title: str, header: list[str], rows: list[list[str]], width: int) -> Table:
     """On a narrow terminal the settings are left to the page: half a number is worse than none."""
     shown = [i for i, name in enumerate(header) if name != "settings" or width >= NARROW]
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))

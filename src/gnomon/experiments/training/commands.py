@@ -324,6 +324,22 @@ def _tune(given: dict[str, Any], optimizers: list[str], budget: int, file: Path 
         console.print(f"gnomon train --config {best_file(folder, one.optimizer)}", highlight=False, soft_wrap=True)
 
 
+def reproduce_table(name: str, output: Path, scale: str, data_dir: Path | None, jobs: int | None) -> None:
+    """What ``gnomon reproduce`` does for a table."""
+    with one_line_errors():
+        try:
+            from ..tables.reproduce import reproduce_table as run
+        except ModuleNotFoundError as missing:
+            _stop(f"Error: gnomon reproduce needs {missing.name}; pip install 'gnomon[experiments]'")
+        try:
+            run(name, output, scale, data_dir=data_dir, jobs=jobs)
+        except KeyboardInterrupt as interrupt:
+            typer.echo("Interrupted. What is finished is kept: run the same command again to go on.", err=True)
+            raise typer.Exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)) from None
+        except OSError as error:
+            _stop(f"Error: cannot write to --output {output}: {error.strerror or error}; choose another folder")
+
+
 # ---------------------------------------------------------------------- what they share
 def _given(values: dict[str, Any], *others: str) -> dict[str, Any]:
     """The settings among a command's arguments that were given, as a file would say them."""

@@ -16,11 +16,12 @@ from rich import box
 from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
+from .. import models
 from ..files import write_atomically
 from .config import ALL_SETTINGS, SETTINGS, Config, TrainingError, as_toml, check_name, completed
 from .optimizers import TITLES
 from .run import Outcome, train
-from .trainer import load_data
+from .trainer import Epoch, load_data
 
 SPREAD = 10.0
 """The search goes from a tenth of an optimizer's default to ten times it: two decades for every optimizer."""
@@ -151,11 +152,26 @@ def _search(
 
 def _tried(config: Config, run: Callable[[Config], Outcome]) -> tuple[Trial, int | None]:
     outcome = run(config)
-    if outcome.failure is not None or outcome.signal is not None:
-        return Trial(config, math.inf), outcome.signal
-    last = outcome.epochs[-1]
-    value = last.test_loss if outcome.trainer.data.kind == "text" else last.test_error
-    return Trial(config, value, last.test_loss), None
+    failed = outcome.failure is not None or outcome.signal is not None
+    return judged(config, None if failed else outcome.epochs[-1]), outcome.signal
+
+
+def judged(config: Config, last: Epoch | None) -> Trial:
+    """A setting by the last epoch of its run; None where that diverged."""
+    if last is None:
+        return Trial(config, math.inf)
+    text = models.MODELS[config.model].size is None
+    return Trial(config, last.test_loss if text else last.test_error, last.test_loss)
+
+
+def rate_grid(config: Config, count: int) -> list[Config]:
+    """So many learning rates of an optimizer, all else as it is.
+
+    They divide the range evenly by their ratios, from end to end, with the default in the middle; one is the default.
+    """
+    low, high = ranges(config)["lr"]
+    shares = [i / (count - 1) for i in range(count)] if count > 1 else [0.5]
+    return [_with(config, {"lr": low * (high / low) ** share}) for share in shares]
 
 
 def _with(config: Config, found: dict[str, float]) -> Config:

@@ -1,0 +1,67 @@
+"""``gnomon reproduce cifar100 | tiny-imagenet | imagenet-100 | gpt``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.console import Console
+
+from ..data import load
+from ..files import write_atomically
+from ..reproduce import terminal_table
+from ..training.config import TrainingError, check_name
+from .report import Report
+from .scales import TABLES
+from .study import Study
+from .workers import default_jobs
+
+
+def reproduce_table(
+    name: str,
+    output: Path,
+    scale: str = "full",
+    *,
+    data_dir: Path | None = None,
+    jobs: int | None = None,
+    console: Console | None = None,
+) -> Path:
+    """Run what is missing of a table and write its results; returns the path of the page.
+
+    Args:
+        name: of the table, in :data:`~.scales.TABLES`.
+        output: gets a folder of that name with the runs, ``results.json``, pictures, ``index.html`` and ``NAME.md``.
+        scale: ``"full"`` or ``"small"``.
+        data_dir: where the data's files are.
+        jobs: processes at a time; by default one for each core or GPU.
+        console: where progress and tables are shown.
+    """
+    check_name("table", name, TABLES)
+    check_name("scale", scale, TABLES[name])
+    if jobs is not None and jobs < 1:
+        raise TrainingError(f"jobs must be at least 1, got {jobs}")
+    console = console or Console()
+    study = Study(TABLES[name][scale], output / name, data_dir)
+    for what in study.absent:
+        console.print(f"Left out: {what}.", highlight=False, soft_wrap=True)
+    for task in study.tasks:
+        load(task.data, data_dir, train_limit=task.train_limit, test_limit=task.test_limit)  # an error before any work
+    study.finish(jobs or default_jobs(), console)
+    return _write(Report(name, scale, study), console)
+
+
+def _write(report: Report, console: Console) -> Path:
+    folder = report.folder
+    report.draw()
+    document = report.document()
+    write_atomically(folder / "results.json", json.dumps(report.as_data(), indent=1) + "\n")
+    write_atomically(folder / f"{report.name}.md", document.markdown())
+    index = folder / "index.html"
+    write_atomically(index, document.html())
+    for section in report.sections:
+        table = section.table()
+        console.print(terminal_table(report.title, table.header, table.rows, console.width))
+        for line in section.findings():
+            console.print(f"- {line}", highlight=False, soft_wrap=True)
+    console.print(f"Results: {index} and {report.name}.md", highlight=False, soft_wrap=True)
+    return index

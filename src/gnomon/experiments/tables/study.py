@@ -1,0 +1,283 @@
+"""The runs of a table: which there are, which can be begun, and what they gave."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Iterable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from statistics import mean
+
+import torch
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from .. import models
+from ..training.compare import Clock, Group
+from ..training.config import Config, TrainingError, completed
+from ..training.optimizers import TITLES
+from ..training.trainer import Epoch
+from ..training.tune import Search, Trial, for_optimizer, judged, ranges, rate_grid
+from .scales import Scale
+from .workers import Result, Run, Timing, Workers, rehearse
+
+RIVALS = ("sgd", "adamw")
+"""In whose time INGD is run again, with fewer epochs."""
+
+ELSEWHERE = {"lion": "pytorch_optimizer", "soap": "pytorch_optimizer"}
+"""Optimizers that need not be installed, with their packages."""
+
+
+def as_trial(result: Result) -> Trial:
+    return judged(result.config, None if result.diverged else result.epochs[-1])
+
+
+def spent(epoch: Epoch, clock: Clock) -> float:
+    return epoch.cpu_seconds if clock == "cpu" else epoch.seconds
+
+
+def within(epochs: list[Epoch], seconds: float, clock: Clock) -> list[Epoch]:
+    """The epochs that had ended at that time."""
+    return [epoch for epoch in epochs if spent(epoch, clock) <= seconds]
+
+
+@dataclass(frozen=True)
+class Method:
+    """The final runs of an optimizer with its best setting."""
+
+    config: Config
+    results: list[Result]
+    last: int
+
+    @property
+    def optimizer(self) -> str:
+        return self.config.optimizer
+
+    @property
+    def diverged(self) -> int:
+        return sum(result.diverged for result in self.results)
+
+    @property
+    def group(self) -> Group:
+        """Its runs as ``gnomon compare`` has them; empty where one diverged."""
+        return Group(self.config, [] if self.diverged else [result.epochs for result in self.results])
+
+    def times(self, clock: Clock) -> list[float]:
+        """Seconds of each seed's whole run."""
+        return [spent(epochs[-1], clock) for epochs in self.group.runs]
+
+    def seconds(self, clock: Clock) -> float:
+        """Of a whole run, the mean over seeds."""
+        return mean(self.times(clock))
+
+    def scores(self) -> list[float] | None:
+        """Of each seed, the mean over the last epochs; None where a run diverged."""
+        return self._scores(self.group.runs)
+
+    def scores_in_time_of(self, other: Method, clock: Clock) -> list[float] | None:
+        """The same when the whole run of another method with the same seed would have ended.
+
+        None where a run diverged, or had not finished an epoch by then.
+        """
+        if self.diverged or other.diverged:
+            return None
+        pairs = zip(self.group.runs, other.times(clock), strict=True)
+        return self._scores([within(run, seconds, clock) for run, seconds in pairs])
+
+    def _scores(self, runs: list[list[Epoch]]) -> list[float] | None:
+        return Group(self.config, runs).scores(self.last) if runs and all(runs) else None
+
+
+class Study:
+    """All runs of a table at a scale, in a folder. Those of a stage are known once the stage before it has ended."""
+
+    def __init__(self, scale: Scale, folder: Path, data_dir: Path | None = None) -> None:
+        self.folder, self.data_dir = folder, None if data_dir is None else str(data_dir)
+        self.scale, self.absent = _installed(scale)
+        self.tasks = [self._placed(task) for task in self.scale.tasks]
+        self._finished: dict[Path, Result] = {}
+
+    def _placed(self, task: Config) -> Config:
+        return replace(task, data_dir=self.data_dir)
+
+    @cached_property
+    def clock(self) -> Clock:
+        """CPU time, which other work disturbs less, unless the work is a GPU's."""
+        return "wall" if torch.cuda.is_available() else "cpu"
+
+    def result(self, run: Run) -> Result | None:
+        """Read from the disk until it is there."""
+        if run.folder not in self._finished and (found := run.result()) is not None:
+            self._finished[run.folder] = found
+        return self._finished.get(run.folder)
+
+    def results(self, runs: Iterable[Run]) -> list[Result] | None:
+        """None while one is missing."""
+        found = [self.result(run) for run in runs]
+        return None if None in found else [result for result in found if result is not None]
+
+    # ------------------------------------------------------------------ stages
+    def trials(self, task: Config, optimizer: str) -> list[Run]:
+        """The settings that are tried; none where there is one alone."""
+        if self.scale.settings < 2:
+            return []
+        one = for_optimizer(replace(task, validation=self.scale.validation), optimizer)
+        return [
+            Run(config, self._folder("trials", config), keep_weights=False)
+            for config in rate_grid(one, self.scale.settings)
+        ]
+
+    def search(self, task: Config, optimizer: str) -> Search | None:
+        """What was tried, once all of it was; a search of one setting is its default untried."""
+        runs = self.trials(task, optimizer)
+        results = self.results(runs)
+        if not runs or results is None:
+            return None
+        return Search(optimizer, [as_trial(result) for result in results], {"lr": ranges(runs[0].config)["lr"]})
+
+    def chosen(self, task: Config, optimizer: str) -> Config | None:
+        """The best setting, for training on all of the training set and measuring on the test set."""
+        if self.scale.settings < 2:
+            return completed(for_optimizer(task, optimizer))
+        search = self.search(task, optimizer)
+        return None if search is None else replace(search.best.config, validation=0.0)
+
+    def finals(self, task: Config, optimizer: str) -> list[Run]:
+        config = self.chosen(task, optimizer)
+        return [] if config is None else self._seeded("runs", config)
+
+    def method(self, task: Config, optimizer: str) -> Method | None:
+        config, results = self.chosen(task, optimizer), self.results(self.finals(task, optimizer))
+        return Method(config, results, self.scale.last) if config is not None and results else None
+
+    def shorter(self, task: Config) -> list[Run]:
+        """INGD with as many epochs as the faster of its rivals leaves time for, the schedule being shorter too."""
+        wanted = [self.method(task, name) for name in ("ingd", *RIVALS) if name in self.scale.optimizers]
+        if len(wanted) < 2 or wanted[0] is None or any(one is None or one.diverged for one in wanted):
+            return []
+        ours, *rivals = [one for one in wanted if one is not None]
+        share = min(rival.seconds(self.clock) for rival in rivals) / ours.seconds(self.clock)
+        epochs = max(1, int(share * ours.config.epochs))
+        if epochs >= ours.config.epochs:
+            return []
+        return self._seeded("shorter", replace(ours.config, epochs=epochs))
+
+    def in_rivals_time(self, task: Config) -> Method | None:
+        runs = self.shorter(task)
+        results = self.results(runs)
+        return Method(runs[0].config, results, self.scale.last) if results else None
+
+    def cells(self) -> list[Run]:
+        """The grid over learning rates and dampings."""
+        grid = self.scale.grid
+        if grid is None:
+            return []
+        configs = [
+            completed(replace(self._placed(grid.task), optimizer=optimizer, preset=preset, lr=lr, damping=damping))
+            for preset in grid.presets
+            for optimizer in ("ingd", "kfac")
+            for damping in grid.dampings
+            for lr in grid.rates
+        ]
+        return [Run(config, self._folder("grid", config), keep_weights=False) for config in configs]
+
+    def _seeded(self, stage: str, config: Config) -> list[Run]:
+        configs = [replace(config, seed=seed) for seed in self.scale.seeds]
+        return [Run(config, self._folder(stage, config)) for config in configs]
+
+    def _folder(self, stage: str, config: Config) -> Path:
+        parts = [config.optimizer, f"lr{config.lr:g}"]
+        parts += [f"damping{config.damping:g}", str(config.preset)] if stage == "grid" else [f"seed{config.seed}"]
+        return self.folder / stage / config.model / "-".join(parts)
+
+    # ------------------------------------------------------------------ all together
+    def pairs(self) -> Iterator[tuple[Config, str]]:
+        return ((task, optimizer) for task in self.tasks for optimizer in self.scale.optimizers)
+
+    def left(self) -> list[Run]:
+        """The runs that can be begun or go on now."""
+        known = [run for task, name in self.pairs() for run in self.trials(task, name)]
+        known += [run for task, name in self.pairs() for run in self.finals(task, name)]
+        known += [run for task in self.tasks for run in self.shorter(task)]
+        return [run for run in [*known, *self.cells()] if self.result(run) is None]
+
+    def to_come(self) -> list[Config]:
+        """Runs whose settings are not known yet, with their defaults: they take as long."""
+        waiting = [pair for pair in self.pairs() if self.method(*pair) is None]
+        untuned = [for_optimizer(*pair) for pair in waiting if self.chosen(*pair) is None]
+        shorter = [for_optimizer(task, name) for task, name in waiting if name == "ingd"]
+        return [completed(config) for config in [*untuned, *shorter] for _ in self.scale.seeds]
+
+    def finish(self, jobs: int, console: Console) -> None:
+        """Do all that is left, in so many processes."""
+        if not self.left():
+            return
+        with Workers(jobs) as workers:
+            self._tell_estimate(workers, console)
+            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+            with Progress(*columns, console=console, transient=True) as progress:
+                bar = progress.add_task("training runs")
+                going: dict[Future[None], Run] = {}
+                done = 0
+                while runs := self.left():
+                    begun = set(going.values())
+                    going |= {workers.submit(run.perform): run for run in runs if run not in begun}
+                    progress.update(bar, completed=done, total=done + len(runs) + len(self.to_come()))
+                    for future in wait(going, return_when=FIRST_COMPLETED).done:
+                        future.result()
+                        run = going.pop(future)
+                        self._check_ended(run)
+                        done += 1
+                        console.print(self._line(run), highlight=False, soft_wrap=True)
+
+    def _check_ended(self, run: Run) -> None:
+        if self.result(run) is None:
+            raise TrainingError(f"the run in {run.folder} ended before its last epoch; delete the folder and go on")
+
+    def _line(self, run: Run) -> str:
+        config, result = run.config, self.result(run)
+        assert result is not None
+        damping = f", damping {config.damping:g}" if config.damping is not None else ""
+        measure = "validation" if config.validation else "test"
+        if result.diverged:
+            ended = "diverged"
+        else:
+            trial = as_trial(result)
+            what = f"loss {trial.value:.3f}" if trial.value == trial.tie else f"error {trial.value:.2f} %"
+            ended = f"{measure} {what}"
+        where = f"{config.model}, {TITLES[config.optimizer]}"
+        return f"{where}, lr {config.lr:g}{damping}, {config.epochs} epochs, seed {config.seed}: {ended}"
+
+    def _tell_estimate(self, workers: Workers, console: Console) -> None:
+        """From two short epochs of each kind of run."""
+        configs = [run.config for run in self.left()] + self.to_come()
+        times = {kind: workers.submit(rehearse, kind) for kind in dict.fromkeys(map(_kind, configs))}
+        found: dict[Config, Timing] = {kind: future.result() for kind, future in times.items()}
+        minutes = sum(found[_kind(config)].of(config) for config in configs) / workers.count / 60
+        hours = f" ({minutes / 60:.0f} hours)" if minutes > 180 else ""
+        console.print(
+            f"{len(configs)} training runs in {workers.count} processes: about {minutes:.0f} minutes{hours} on this "
+            "machine. They may be interrupted: the same command goes on.",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
+def _kind(config: Config) -> Config:
+    """What the time of a step depends on; with a rate at which nothing diverges."""
+    return replace(config, lr=1e-6, damping=None, seed=0, validation=0.0, epochs=1)
+
+
+def _installed(scale: Scale) -> tuple[Scale, list[str]]:
+    """The scale without models and optimizers whose package is not there, and what they are."""
+    missing = [o for o in scale.optimizers if o in ELSEWHERE and importlib.util.find_spec(ELSEWHERE[o]) is None]
+    lacking = [task for task in scale.tasks if not models.MODELS[task.model].installed]
+    tasks = tuple(task for task in scale.tasks if task not in lacking)
+    absent = [f"{TITLES[o]} ({ELSEWHERE[o]} is not installed)" for o in missing]
+    absent += [f"{models.MODELS[task.model].title} (timm is not installed)" for task in lacking]
+    if not tasks:
+        raise TrainingError("no model of this table is installed; pip install 'gnomon[vision]'")
+    optimizers = tuple(name for name in scale.optimizers if name not in missing)
+    return replace(scale, tasks=tasks, optimizers=optimizers), absent
