@@ -54,16 +54,10 @@ class Diagonal(Group):
         return covector[0].sum(-1)
 
     def squared_norm(self, a: Element) -> Tensor:
-        return a[0].square().sum(-1)
+        return (a[0] * self.dual(a)[0]).sum(-1)
 
     def norm_estimate(self, n: Element) -> Tensor:
         return n[0].abs().amax(-1)
-
-    def subtract_identity(self, covector: Element) -> Element:
-        return (covector[0].sub_(1),)
-
-    def steepest(self, covector: Element) -> Element:
-        return (covector[0].mul_(0.5),)
 
     def transpose(self, a: Element) -> Element:
         return a
@@ -103,9 +97,6 @@ class Fixed(Diagonal):
 
     def unscale(self, n: Element) -> Element:
         return (torch.zeros_like(n[0]),)
-
-    def steepest(self, covector: Element) -> Element:
-        return (covector[0].zero_(),)
 
     def from_dense(self, matrix: Tensor) -> Element:
         return (torch.ones_like(super().from_dense(matrix)[0]),)
