@@ -59,7 +59,14 @@ class BlockDiagonal(Group):
         return self._join(self._each(lambda g, a, x: (g.apply(a, x[0], transpose),), a, self._split(rows)))
 
     def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
-        return self._join(self._each(lambda g, a, x: (x[0] @ g.squared(a),), a, self._split(rows)))
+        squares = self._each(lambda g, a: (g.squared(a),), a)
+        is_differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in (rows, *a))
+        if is_differentiated or rows.shape[:-2] != self.batch_shape(a):
+            return self._join(tuple(x @ square for x, square in zip(self._split(rows), squares, strict=True)))
+        result = torch.empty_like(rows)  # each block is written to its place at once
+        for x, square, y in zip(self._split(rows), squares, self._split(result), strict=True):
+            torch.matmul(x, square, out=y)
+        return result
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return self._join(self._each(lambda g, a, x: (g.apply_inverse(a, x[0], transpose),), a, self._split(rows)))

@@ -20,8 +20,8 @@ def _assign(place: Tensor, value: Tensor) -> None:
 
 
 def _product(rows: Tensor, thin: Tensor) -> Tensor:
-    """``rows thin``; where the rows are columns in memory the transposed product is ten times as quick."""
-    return rows @ thin if rows.stride(-1) == 1 else (thin.mT @ rows.mT).mT
+    """``rows thin``, as a transposed product, which is two to ten times as quick where one side is thin."""
+    return (thin.mT @ rows.mT).mT
 
 
 def _add_product(rows: Tensor, x: Tensor, y: Tensor) -> None:

@@ -190,7 +190,12 @@ class INGD(LayerwiseOptimizer):
             "growing_intervals": growing_intervals,
             "subsample": subsample,
         }
-        self._convention, self._seed, self._factor_type, self._memory = convention, seed, factor_dtype, memory
+        self._convention, self._seed, self._factor_type, self._is_frugal = (
+            convention,
+            seed,
+            factor_dtype,
+            memory == "low",
+        )
         super().__init__(
             model,
             settings,
@@ -217,7 +222,7 @@ class INGD(LayerwiseOptimizer):
         computed = torch.promote_types(dtype, torch.float32)
         eps = max(torch.finfo(used).eps for used in (computed, self._factor_type or computed))
         safe = forms.keep_square(group.k, settings["damping"], eps)
-        return Square(group.k, packed=self._memory == "low") if safe else group
+        return Square(group.k, packed=self._is_frugal) if safe else group
 
     def _stored_dtype(self, tracked: Tracked) -> torch.dtype:
         return self._factor_type or self._computing_dtype(tracked)
@@ -345,7 +350,7 @@ class INGD(LayerwiseOptimizer):
         """``A A^T x`` for each row; the product of a dense A with itself is kept where that pays."""
         group, dtype = _side(stack[0], side), torch.promote_types(self._stored_dtype(stack[0]), rows.dtype)
         rows = rows.to(dtype)
-        pays = self._memory == "default" and forms.keep_product(group.k, rows.shape[-2], uses)
+        pays = not self._is_frugal and forms.keep_product(group.k, rows.shape[-2], uses)
         if type(group) is Dense and pays:
             return rows @ self._product(stack, side, group, dtype)
         return group.apply_squared(self._factor(stack, side, dtype), rows, overwrite)
@@ -388,7 +393,7 @@ class INGD(LayerwiseOptimizer):
         layer, factors = tracked.layer, tracked.factors
         stored = self._stored_dtype(tracked)
         kept = sum(math.prod(shape) for shape in self._factor_shapes(tracked).values()) * stored.itemsize
-        if self._memory == "default":
+        if not self._is_frugal:
             sides, uses = ((factors.left, layer.d), (factors.right, layer.p)), self.param_groups[0]["update_every"]
             worth = [g.k for g, rows in sides if type(g) is Dense and forms.keep_product(g.k, rows, uses)]
             products = sum(layer.blocks * k**2 for k in worth)

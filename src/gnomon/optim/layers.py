@@ -44,10 +44,10 @@ class Layer(ABC):
         """What the matrix holds."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
-    def matrix(self, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Tensors of the shapes of weight and bias as one matrix: a view where there is no bias."""
+    def matrix(self, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+        """Tensors of the shapes of weight and bias as one matrix: a view, or with a bias in memory ``out``."""
         matrix = self._to_matrix(weight)
-        return matrix if bias is None else torch.cat([matrix, bias.reshape(self.blocks, self.d, 1)], -1)
+        return matrix if bias is None else torch.cat([matrix, bias.reshape(self.blocks, self.d, 1)], -1, out=out)
 
     def tensors(self, matrix: Tensor) -> list[Tensor]:
         """The reverse of :meth:`matrix`, in the order of :attr:`parameters`."""

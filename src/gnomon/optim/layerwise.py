@@ -47,6 +47,8 @@ class LayerwiseOptimizer(Optimizer):
 
     presets: ClassVar[dict[str, Settings]]
     """What arguments that are not given mean, by preset."""
+    _is_frugal = False
+    """Whether memory is given back after each step."""
 
     def __init__(
         self,
@@ -515,19 +517,30 @@ class LayerwiseOptimizer(Optimizer):
             rule(list(same), [self.state[p] for p in same], gradients, group_of[same[0]], gates)
 
     # ------------------------------------------------------------------ how layers move
-    def _gradient(self, tracked: Tracked) -> Tensor:
-        """The gradient of a matrix; a bias that is frozen has none."""
+    def _room(self, tracked: Tracked) -> Tensor | None:
+        """Memory for a direction. A processor takes long to get new memory; other devices keep what they had."""
+        layer, weight = tracked.layer, tracked.layer.weight
+        if weight.device.type != "cpu" or self._is_frugal:
+            return None
+        if tracked.room is None or tracked.room.dtype != weight.dtype:
+            tracked.room = weight.new_empty(layer.blocks, layer.d, layer.p)
+        return tracked.room
+
+    def _gradient(self, tracked: Tracked, room: Tensor | None = None) -> Tensor:
+        """The gradient of a matrix, in that memory if it is no view; a bias that is frozen has none."""
         layer = tracked.layer
         weight, *bias = (torch.zeros_like(p) if p.grad is None else p.grad for p in layer.parameters)
-        return layer.matrix(weight, bias[0] if bias else None)
+        return layer.matrix(weight, bias[0] if bias else None, room)
 
     def _preconditioned(self, stack: list[Move]) -> Tensor:
         """``C C^T G K K^T`` for the gradients of a stack, block after block, as a fresh result."""
         tracked, uses = [move.tracked for move in stack], stack[0].group["interval"]
+        room = self._room(tracked[0]) if len(stack) == 1 else None
         if tracked[0].rows is not None:
             x, g = (cat(rows) for rows in zip(*(t.rows for t in tracked if t.rows is not None), strict=True))
-            return self._times(tracked, "C", g, uses).mT @ self._times(tracked, "K", x, uses)
-        gradients = cat([self._gradient(t) for t in tracked])
+            g, x = self._times(tracked, "C", g, uses), self._times(tracked, "K", x, uses)
+            return torch.matmul(g.mT, x, out=room if room is not None and room.dtype == x.dtype else None)
+        gradients = cat([self._gradient(t, room) for t in tracked])
         fresh = len(stack) > 1 or tracked[0].layer.bias is not None  # no view of a gradient
         # The inputs' side comes last, so that the rows of the result lie in memory as the weight's do.
         columns = self._times(tracked, "C", gradients.mT, uses, overwrite=fresh)

@@ -38,6 +38,8 @@ class Tracked:
     """x and g with ``G = g^T x``, where they are few and the only ones."""
     cache: dict[str, Tensor] = field(default_factory=dict)
     """Products of the factors that change only with them."""
+    room: Tensor | None = None
+    """Memory in which its direction is made."""
 
     def forget(self) -> None:
         self.statistics, self.rows, self.passes = None, None, 0
