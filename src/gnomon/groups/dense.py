@@ -91,10 +91,10 @@ class Dense(Group):
         xa = x @ a[0]
         return (symmetric_product(xa.mT, xa),)
 
-    def advance(self, a: Element, n: Element, order: int | None) -> Element:
+    def advance(self, a: Element, n: Element, order: int | None, factor: float = 1.0) -> Element:
         if order != 2:
-            return self.move(a, n, order)
-        change = symmetric_product(n[0], n[0]).mul_(0.5).add_(n[0])  # n is symmetric
+            return super().advance(a, n, order, factor)
+        change = symmetric_product(n[0], n[0]).mul_(0.5 * factor**2).add_(n[0], alpha=factor)  # n is symmetric
         return (product(a[0], change).add_(a[0]),)
 
     @property

@@ -251,19 +251,25 @@ class KroneckerFactors:
         )
 
     def pressure(
-        self, k: Element, c: Element, curvature: Curvature, damping: float, limit: float = math.inf
+        self,
+        k: Element,
+        c: Element,
+        curvature: Curvature,
+        damping: float,
+        limit: float = math.inf,
+        rate: float = 1.0,
     ) -> tuple[Element, Element]:
-        """``1/2 P( tr(H_C)/d H_K + damping tr(C^T C)/d K^T K - I )`` and its twin: the update at ``b1 = 1``.
+        """``rate/2 P( tr(H_C)/d H_K + damping tr(C^T C)/d K^T K - I )`` and its twin.
 
         P keeps diagonals and symmetric blocks and doubles couplings, as for any structure. Where it is longer than
-        ``limit`` in the spectral norm it is scaled back to that, as a whole: to scale the curvature alone would leave
-        the growth by the identity without a counterweight.
+        ``limit`` in the spectral norm, the rate included, it is scaled back to that, as a whole: to scale the curvature
+        alone would leave the growth by the identity without a counterweight.
         """
         damping_k = damping * self.right.squared_norm(c) / self.right.k
         damping_c = damping * self.left.squared_norm(k) / self.left.k
         return (
-            _half_projected(self.left, k, curvature.in_k, damping_k, limit),
-            _half_projected(self.right, c, curvature.in_c, damping_c, limit),
+            _half_projected(self.left, k, curvature.in_k, damping_k, limit, rate),
+            _half_projected(self.right, c, curvature.in_c, damping_c, limit, rate),
         )
 
 
@@ -278,8 +284,8 @@ def _sum(group: Group, a: Element | None, one: Moment, other: Moment) -> Moment:
     return one.of([s + t for s, t in zip(one.tensors, other.tensors, strict=True)])
 
 
-def _half_projected(group: Group, a: Element, sight: Sight, damping: Tensor, limit: float) -> Element:
-    """``1/2 P( A^T S A + damping A^T A - I )``, no longer than ``limit``."""
+def _half_projected(group: Group, a: Element, sight: Sight, damping: Tensor, limit: float, rate: float) -> Element:
+    """``rate/2 P( A^T S A + damping A^T A - I )``, no longer than ``limit``."""
     if sight.half is not None:
         m = group.damped_half(a, sight.half, sight.weight, damping)
     else:
@@ -287,9 +293,9 @@ def _half_projected(group: Group, a: Element, sight: Sight, damping: Tensor, lim
         m = _weighted(group.damped(a, damping), sight.seen, sight.weight)
     m = group.steepest(group.subtract_identity(m))
     if math.isfinite(limit):
-        cut = (limit / group.step_norm(a, m)).clamp(max=1)
-        m = tuple(block.mul_(align(cut, block)) for block in m)
-    return m
+        scale = (limit / group.step_norm(a, m)).clamp(max=rate)
+        return tuple(block.mul_(align(scale, block)) for block in m)
+    return m if rate == 1 else tuple(block.mul_(rate) for block in m)
 
 
 def _weighted(element: Element, other: Element, weight: Tensor) -> Element:

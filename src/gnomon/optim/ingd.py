@@ -288,8 +288,9 @@ class INGD(LayerwiseOptimizer):
             levels = self._gathered(stack, "level")
             level = self._new_level(levels, curvature.mean)
             curvature = curvature.relative_to(curvature.mean if known else levels)
-        limit = self._fixed["max_factor_step"] / group["precond_lr"] if group["precond_lr"] else math.inf
-        pressures = factors.pressure(k, c, curvature, group["damping"], limit)
+        b1, bound = group["precond_lr"], self._fixed["max_factor_step"]
+        rate, limit = (b1, bound) if self._convention == "inside" else (1.0, bound / b1 if b1 else math.inf)
+        pressures = factors.pressure(k, c, curvature, group["damping"], limit, rate)
         finite = self._finite_blocks(stack, [*pressures[0], *pressures[1]], ok)
         if levels is not None:
             self._scatter(stack, "level", torch.where(finite, level, levels))
@@ -314,16 +315,13 @@ class INGD(LayerwiseOptimizer):
         group: Settings,
         finite: Tensor,
     ) -> None:
-        """``m <- a1 m + b1 pressure`` and ``A <- A Exp(-m)``, where that is finite."""
-        b1, a1, dtype = group["precond_lr"], group["precond_momentum"], factor[0].dtype
-        inside, outside = (b1, 1.0) if self._convention == "inside" else (1.0, b1)
-        momentum = tuple(block.mul_(inside) for block in pressure)
+        """``m <- a1 m + pressure`` and ``A <- A Exp(-m)``, where that is finite; b1 is in one of them."""
+        momentum, outside = pressure, 1.0 if self._convention == "inside" else group["precond_lr"]
         if self._has_momentum:
-            old = self._gathered(stack, f"m_{name}").to(dtype)
-            momentum = accumulate(momentum, structure.expand(old), a1)
+            old = self._gathered(stack, f"m_{name}").to(factor[0].dtype)
+            momentum = accumulate(momentum, structure.expand(old), group["precond_momentum"])
             self._store(stack, f"m_{name}", structure.compress(momentum), old, group, finite)
-        n = tuple(block.mul_(-outside) for block in momentum)
-        moved = structure.advance(factor, n, self._fixed["order"])
+        moved = structure.advance(factor, momentum, self._fixed["order"], -outside)
         self._store(stack, _key(name, structure), structure.pack(moved), structure.pack(factor), group, finite)
 
     def _store(self, stack: list[Tracked], key: str, new: Tensor, old: Tensor, group: Settings, finite: Tensor) -> None:

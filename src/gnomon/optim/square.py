@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..groups import Dense, Element, symmetric
 from ..groups.base import align, probe
-from ..groups.products import product, symmetric_product
+from ..groups.products import mirror, product, symmetric_product
 
 CURVED = 1.25
 """Of ``M^2`` in a move: ``1 - 2 m + 1.25 m^2`` is at least 0.2 for every m, and near ``exp(-2 m)`` for m up to 1. The
@@ -94,9 +94,10 @@ class Square(Dense):
         return growth * (after / before) ** 0.25
 
     # ------------------------------------------------------------------ moves and uses
-    def advance(self, a: Element, n: Element, order: int | None) -> Element:
+    def advance(self, a: Element, n: Element, order: int | None, factor: float = 1.0) -> Element:
         once = symmetric_product(n[0], a[0])
-        return (symmetric_product(n[0], once).mul_(CURVED).add_(once, alpha=2).add_(a[0]),)
+        twice = symmetric_product(n[0], once).mul_(CURVED * factor**2)
+        return (mirror(twice.add_(once, alpha=2 * factor).add_(a[0])),)
 
     def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
         return rows @ a[0]
