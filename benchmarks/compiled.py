@@ -25,7 +25,7 @@ from torch import Tensor
 
 from gnomon.experiments.bench_models import MODELS
 from gnomon.groups import base, dense, products
-from gnomon.optim import INGD, factors, moves, rules
+from gnomon.optim import INGD, factors, moves, rules, square
 
 torch.set_num_threads(1)
 
@@ -49,7 +49,7 @@ def make_traceable() -> None:
     vars(torch._dynamo.polyfills)["foreach_lerp_inplace"] = lerp  # torch's own takes no tensors for weights
     stand_ins = {f.__name__: opaque(f) for f in (products.product, products.symmetric_product)}
     stand_ins["probe"] = lambda k, *_: PROBES[k]
-    for module in (base, dense, factors):
+    for module in (base, dense, factors, square):
         vars(module).update({name: stand_ins[name] for name in vars(module).keys() & stand_ins.keys()})
 
 
