@@ -35,13 +35,9 @@ def _add_product(rows: Tensor, x: Tensor, y: Tensor) -> None:
 
 
 def _coupling_norm(coupling: Tensor) -> Tensor:
-    """The spectral norm, from above: by the smaller Gram matrix, or where that is not small the Frobenius norm."""
-    wide = coupling if coupling.shape[-2] <= coupling.shape[-1] else coupling.mT
-    if wide.shape[-2] > SMALL:
-        return torch.linalg.vector_norm(coupling, dim=(-2, -1))
-    peak = wide.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(wide.dtype).tiny)
-    wide = wide / peak
-    return peak[..., 0, 0] * spectral_norm(wide @ wide.mT).sqrt()
+    """The spectral norm, from above; where neither side is small, the Frobenius norm."""
+    tall = coupling if coupling.shape[-2] >= coupling.shape[-1] else coupling.mT
+    return spectral_norm(tall) if tall.shape[-1] <= SMALL else torch.linalg.vector_norm(tall, dim=(-2, -1))
 
 
 class BlockTriangular(Group):

@@ -24,7 +24,7 @@ SMALL = 64
 
 
 def spectral_norm(matrices: Tensor) -> Tensor:
-    """``||M||_2``, from above within a factor of ``k^(1/16)``, of small matrices: ``||(M^T M)^4||_F^(1/8)``."""
+    """``||M||_2`` by ``||(M^T M)^4||_F^(1/8)``: from above within ``k^(1/16)`` for k columns, which must be few."""
     peak = matrices.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrices.dtype).tiny)
     power = matrices / peak
     for _ in range(3):

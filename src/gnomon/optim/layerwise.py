@@ -533,9 +533,10 @@ class LayerwiseOptimizer(Optimizer):
         return layer.matrix(weight, bias[0] if bias else None, room)
 
     def _preconditioned(self, stack: list[Move]) -> Tensor:
-        """``C C^T G K K^T`` for the gradients of a stack, block after block, as a fresh result."""
+        """``C C^T G K K^T`` for the gradients of a stack, block after block; it holds until the next step."""
         tracked, uses = [move.tracked for move in stack], stack[0].group["interval"]
-        room = self._room(tracked[0]) if len(stack) == 1 else None
+        is_made = tracked[0].rows is not None or tracked[0].layer.bias is not None  # no view of a gradient
+        room = self._room(tracked[0]) if is_made and len(stack) == 1 else None
         if tracked[0].rows is not None:
             x, g = (cat(rows) for rows in zip(*(t.rows for t in tracked if t.rows is not None), strict=True))
             g, x = self._times(tracked, "C", g, uses), self._times(tracked, "K", x, uses)

@@ -41,6 +41,10 @@ class Tracked:
     room: Tensor | None = None
     """Memory in which its direction is made."""
 
+    def __getstate__(self) -> dict[str, object]:
+        """Copies make their own room."""
+        return {**self.__dict__, "room": None}
+
     def forget(self) -> None:
         self.statistics, self.rows, self.passes = None, None, 0
         self.samples.clear()
