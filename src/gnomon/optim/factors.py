@@ -214,8 +214,8 @@ class KroneckerFactors:
         )
 
     def normalized(self, k: Element | None, c: Element | None, s: Statistics) -> Statistics:
-        """Means instead of sums, of one row and one term, in forms whose means over ranks can be taken."""
-        inputs, outputs = _additive(self.left, k, s.inputs), _additive(self.right, c, s.outputs)
+        """Means instead of sums, of one row and one term."""
+        inputs, outputs = additive(self.left, k, s.inputs), additive(self.right, c, s.outputs)
         return Statistics(
             inputs.of([t / max(s.rows, 1) for t in inputs.tensors]),
             outputs.of([t * s.terms for t in outputs.tensors]),
@@ -273,14 +273,15 @@ class KroneckerFactors:
         )
 
 
-def _additive(group: Group, a: Element | None, m: Moment) -> Moment:
+def additive(group: Group, a: Element | None, m: Moment) -> Moment:
+    """In a form that adds up over batches and ranks."""
     return settled(group, a, m.x) if isinstance(m, Rows) else m
 
 
 def _sum(group: Group, a: Element | None, one: Moment, other: Moment) -> Moment:
     if isinstance(one, Rows) and isinstance(other, Rows):
         return moment(group, a, torch.cat([one.x, other.x], -2))
-    one, other = _additive(group, a, one), _additive(group, a, other)
+    one, other = additive(group, a, one), additive(group, a, other)
     return one.of([s + t for s, t in zip(one.tensors, other.tensors, strict=True)])
 
 

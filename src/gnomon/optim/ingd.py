@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from ..groups import Dense, Element, Group
+from ..groups import Dense, Element, Group, symmetric
 from ..groups.base import accumulate, align
 from . import forms
 from .factors import Curvature, KroneckerFactors, Sight, joined
@@ -20,6 +20,7 @@ from .layerwise import LayerwiseOptimizer
 from .moves import Tracked, cat
 from .rounding import rounded
 from .settings import PRESETS, Scalar, Settings, check_choice
+from .sharing import Mode
 from .square import Square
 from .structures import Structure
 from .summary import Row
@@ -105,6 +106,8 @@ class INGD(LayerwiseOptimizer):
             ``step()`` of another optimizer.
         scaler: the ``GradScaler`` of the training loop, if there is one, so that curvature has the loss's own units.
             Without it ``step_rms`` works all the same, while ``kl_clip`` and the paper's preset do not.
+        shard: on several ranks, whether each updates all factors (``"none"``), a layer's are updated by one rank, which
+            sends them to the others (``"update"``), or stored by it alone, which sends directions (``"full"``).
         preset: ``"robust"`` or ``"paper"``: what arguments that are not given mean.
         seed: of random rounding.
 
@@ -161,6 +164,7 @@ class INGD(LayerwiseOptimizer):
         groups: Iterable[Settings] = (),
         precondition_only: bool = False,
         scaler: torch.amp.GradScaler | None = None,
+        shard: Mode = "none",
         preset: Literal["robust", "paper"] = "robust",
         seed: int = 0,
     ) -> None:
@@ -211,6 +215,7 @@ class INGD(LayerwiseOptimizer):
             groups=groups,
             precondition_only=precondition_only,
             scaler=scaler,
+            shard=shard,
         )
 
     # ------------------------------------------------------------------ factors
@@ -239,24 +244,50 @@ class INGD(LayerwiseOptimizer):
         shapes = {_key(name, group): blocks + group.storage_shape for name, group in sides}
         if self._has_momentum:
             shapes |= {f"m_{name}": blocks + group.compressed_shape for name, group in sides}
-        return shapes
+        return {key: shape for key, shape in shapes.items() if self._is_kept(tracked, key)}
 
     def _state_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
-        level = {"level": (tracked.layer.blocks,)} if self._fixed["relative"] else {}
+        has_level = self._fixed["relative"] and self._is_kept(tracked, "level")
+        level = {"level": (tracked.layer.blocks,)} if has_level else {}
         return self._factor_shapes(tracked) | level
+
+    def _is_kept(self, tracked: Tracked, key: str) -> bool:
+        return self._sharing.is_mine(tracked) or key in self._kept_by_all(tracked)
+
+    def _kept_by_all(self, tracked: Tracked) -> list[str]:
+        """For directions both factors and their units; otherwise those through which rows are seen when they come."""
+        sides = (("K", tracked.factors.left), ("C", tracked.factors.right))
+        if self._shard == "full":
+            return [_key(name, group) for name, group in sides if not group.keeps_covariance]
+        return [_key(name, group) for name, group in sides] + ["level"] * self._fixed["relative"]
+
+    def _packed(self, tracked: Tracked, key: str) -> Tensor:
+        value = super()._packed(tracked, key)
+        return symmetric.pack(value) if self._is_square(tracked, key) else value
+
+    def _unpack(self, tracked: Tracked, key: str, sent: Tensor) -> None:
+        square = self._is_square(tracked, key)
+        super()._unpack(tracked, key, symmetric.unpack(sent, _side(tracked, key[0]).k) if square else sent)
+
+    def _is_square(self, tracked: Tracked, key: str) -> bool:
+        """Whether a part of the state is a symmetric matrix in full."""
+        return key in ("KK", "CC") and not self._is_frugal
 
     def _started(self, stack: list[Tracked]) -> None:
         """Factors begin as identities, momenta as zeros."""
         for tracked in stack:
             state, weight = self.state[tracked.layer.weight], tracked.layer.weight
-            if _key("K", tracked.factors.left) in state:
+            first = [_key("K", tracked.factors.left)]
+            if all(key in state for key in (first if self._sharing.is_mine(tracked) else self._kept_by_all(tracked))):
                 continue
+            shapes = self._state_shapes(tracked)
             place: dict[str, Any] = {"dtype": self._stored_dtype(tracked), "device": weight.device}
             for name, shape in self._factor_shapes(tracked).items():
                 state[name] = torch.zeros(shape, **place)
             for name, group in (("K", tracked.factors.left), ("C", tracked.factors.right)):
-                state[_key(name, group)] = group.pack(group.identity((tracked.layer.blocks,), **place)).contiguous()
-            if self._fixed["relative"]:
+                if (key := _key(name, group)) in shapes:
+                    state[key] = group.pack(group.identity((tracked.layer.blocks,), **place)).contiguous()
+            if "level" in shapes:
                 level = torch.zeros(tracked.layer.blocks, dtype=self._computing_dtype(tracked), device=weight.device)
                 state["level"] = level
 
@@ -269,8 +300,13 @@ class INGD(LayerwiseOptimizer):
         group = _side(stack[0], name)
         return group.unpack(self._gathered(stack, _key(name, group)).to(dtype))
 
-    def _seen_from(self, tracked: Tracked) -> tuple[Element, Element]:
-        return self._factors([tracked], self._computing_dtype(tracked))
+    def _seen_from(self, tracked: Tracked) -> tuple[Element | None, Element | None]:
+        """None where a sum of squares needs no factor."""
+        dtype, factors = self._computing_dtype(tracked), tracked.factors
+        return (
+            None if factors.left.keeps_covariance else self._factor([tracked], "K", dtype),
+            None if factors.right.keeps_covariance else self._factor([tracked], "C", dtype),
+        )
 
     def _update(self, stack: list[Tracked], group: Settings, ok: Tensor) -> None:
         factors, dtype = stack[0].factors, self._computing_dtype(stack[0])
@@ -379,7 +415,7 @@ class INGD(LayerwiseOptimizer):
         if tracked is None:
             known = ", ".join(repr(t.name) for t in self._tracked.values())
             raise KeyError(f"no layer {name!r} has factors; those that have: {known}")
-        k, c = self._seen_from(tracked)
+        k, c = self._factors([tracked], self._computing_dtype(tracked))
         dense = tracked.factors.left.to_dense(k), tracked.factors.right.to_dense(c)
         if (levels := self._levels([tracked])) is not None:
             unit = levels**-0.25

@@ -110,11 +110,16 @@ class ModuleLayer(Layer):
         """How many samples an input holds, along its first dimension where they are several."""
         return x.shape[0] if x.ndim > 1 else 1
 
-    def stride(self, x: Tensor, g: Tensor, approximation: Approximation) -> int:
-        """Every which sample is enough: one in four, if they leave twice as many rows as either factor is large."""
+    def stride(self, x: Tensor, g: Tensor, approximation: Approximation, ranks: int = 1) -> int:
+        """Every which sample is enough: one in four or two, if they leave twice as many rows as either factor is large.
+
+        As many rows as here are assumed at each of the ranks; by powers of two they take the same samples together as
+        one process with the whole batch.
+        """
         samples = self.samples(x)
-        rows = samples if approximation == "reduce" else g.numel() // (self.blocks * self.d)
-        return 1 if samples == 1 else max(1, min(4, rows // (2 * max(self.p, self.d))))
+        rows = ranks * (samples if approximation == "reduce" else g.numel() // (self.blocks * self.d))
+        enough = 2 * max(self.p, self.d)
+        return 1 if samples == 1 else next(stride for stride in (4, 2, 1) if stride == 1 or rows >= stride * enough)
 
 
 class LinearLayer(ModuleLayer):

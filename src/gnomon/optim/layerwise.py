@@ -6,6 +6,7 @@ import copy
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -17,9 +18,23 @@ from ..groups.base import align
 from ..manifolds import full_precision
 from . import rules
 from .capture import Capture
-from .factors import KroneckerFactors, Statistics
+from .exchange import decoded, encoded
+from .factors import KroneckerFactors
 from .layers import Approximation, Matrix, ModuleLayer, find_matrices
-from .moves import Move, Part, Tracked, alike, bring_near_one, by_layer, cat, for_parts, parts_of, rms_of
+from .moves import (
+    Move,
+    Part,
+    Tracked,
+    alike,
+    bring_near_one,
+    by_layer,
+    cat,
+    for_parts,
+    parts_of,
+    rms_of,
+    rms_of_shares,
+)
+from .ranks import local, share, whole
 from .sampling import Likelihood, sampled_loss
 from .settings import (
     GROWTH,
@@ -32,6 +47,7 @@ from .settings import (
     checked_group,
     is_due,
 )
+from .sharing import MODES, Mode, Sharing
 from .shortcut import VERDICT, Shortcut
 from .structures import Structure, check_structure, groups_for, unmatched
 from .summary import Row, Summary
@@ -67,6 +83,7 @@ class LayerwiseOptimizer(Optimizer):
         groups: Iterable[Settings],
         precondition_only: bool,
         scaler: torch.amp.GradScaler | None,
+        shard: Mode = "none",
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; pass the model itself")
@@ -92,6 +109,7 @@ class LayerwiseOptimizer(Optimizer):
             check_settings({"fallback_lr": fallback_lr(0) if callable(fallback_lr) else fallback_lr})
         if scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
             raise TypeError(f"scaler must be a torch.amp.GradScaler, got {type(scaler).__name__}")
+        check_choice("shard", shard, MODES)
         check_structure(structure)
         if max_dim is not None and (isinstance(max_dim, bool) or not isinstance(max_dim, int) or max_dim < 1):
             raise ValueError(f"max_dim must be a positive integer, or None for no limit, got {max_dim!r}")
@@ -107,6 +125,7 @@ class LayerwiseOptimizer(Optimizer):
         self._due: set[nn.Parameter] = set()
         self._capture: Capture | None = None
         self._shortcut = Shortcut()
+        self._shard, self._sharing = shard, Sharing(model, shard)
         self._closed = True
         asked = [checked_group(group) for group in groups]
         super().__init__(self._all_groups(asked), {**chosen, "role": "layer"})
@@ -212,6 +231,7 @@ class LayerwiseOptimizer(Optimizer):
             self._capture.close()
         self._capture = Capture(self._model, list(self._views), self._wants, self._receive) if self._views else None
         self._find_due()
+        self._arrange()
 
     def _find_due(self) -> None:
         due = [group for group in self.param_groups if group["role"] == "layer" and is_due(group)]
@@ -227,11 +247,55 @@ class LayerwiseOptimizer(Optimizer):
     def __getstate__(self) -> Settings:
         """Copies and pickles have what torch keeps and what is here; the hooks are set anew."""
         own = {k: v for k, v in self.__dict__.items() if k.startswith("_") and not k.startswith(TORCH_OWN)}
-        return {**super().__getstate__(), **own, "_capture": None}
+        return {**super().__getstate__(), **own, "_capture": None, "_sharing": None}
 
     def __setstate__(self, state: Settings) -> None:
         super().__setstate__(state)
+        if state.get("_sharing", self) is None:
+            self._sharing = Sharing(self._model, self._shard)
         self._watch()
+
+    # ------------------------------------------------------------------ ranks
+    def _arrange(self) -> None:
+        """Say which rank updates which layer, where they are several."""
+        self._sharing.arrange([*self._tracked.values()], self._cost, self._computing_dtype)
+        for tracked in self._tracked.values():
+            self._drop_what_others_keep(tracked)
+
+    def _cost(self, tracked: Tracked) -> float:
+        """What is balanced over ranks: memory where layers are stored by one each, else the work of an update."""
+        row = self._layer_row(tracked, tracked.name)
+        return row.bytes if self._shard == "full" else row.update
+
+    def _kept_by_all(self, tracked: Tracked) -> list[str]:
+        """What of a layer's factors is kept, and asked for, by ranks that do not update them."""
+        return []
+
+    def _drop_what_others_keep(self, tracked: Tracked) -> None:
+        if self._sharing.is_mine(tracked):
+            return
+        kept = {*self._kept_by_all(tracked), *([] if self._sharing.moves_apart else ["momentum_buffer"])}
+        for p in tracked.layer.parameters:
+            if p in self.state:
+                self.state[p] = {key: value for key, value in self.state[p].items() if key in kept}
+        tracked.cache.clear()
+
+    def _tell_factors(self, due: list[Move]) -> None:
+        """What others need of factors that have moved goes from their owners to all ranks."""
+        sharing = self._sharing
+        owned: dict[int, list[Tensor]] = {rank: [] for rank in range(sharing.ranks.count)}
+        there: list[tuple[Tracked, str, Tensor]] = []
+        for tracked in (move.tracked for move in due):
+            self._started([tracked])
+            for key in self._kept_by_all(tracked):
+                sent = self._packed(tracked, key)
+                owned[sharing.owner(tracked)].append(sent)
+                there.append((tracked, key, sent))
+        sharing.ranks.share_out(owned, "factors")
+        for tracked, key, sent in there:
+            if not sharing.is_mine(tracked):
+                self._unpack(tracked, key, sent)
+                tracked.cache.clear()
 
     # ------------------------------------------------------------------ what the subclasses add
     def _form(self, group: Group, dtype: torch.dtype, settings: Settings, schedules: Collection[str]) -> Group:
@@ -245,6 +309,17 @@ class LayerwiseOptimizer(Optimizer):
     @abstractmethod
     def _update(self, stack: list[Tracked], group: Settings, ok: Tensor) -> None:
         """The factors of layers of one kind follow the curvature; where ``ok`` is False they stay."""
+
+    @abstractmethod
+    def _started(self, stack: list[Tracked]) -> None:
+        """See that the factors of layers have a state."""
+
+    def _packed(self, tracked: Tracked, key: str) -> Tensor:
+        """A part of the state as it is sent."""
+        return self.state[tracked.layer.weight][key]
+
+    def _unpack(self, tracked: Tracked, key: str, sent: Tensor) -> None:
+        self.state[tracked.layer.weight][key] = sent
 
     @abstractmethod
     def _times(
@@ -270,8 +345,13 @@ class LayerwiseOptimizer(Optimizer):
     # ------------------------------------------------------------------ statistics
     def _wants(self, module: nn.Module, x: Tensor) -> bool:
         """Whether a layer's rows are of use in the coming step."""
+        if self._sharing.notice_wrapper(self._model):
+            self._arrange()
         tracked, view = self._views[module]
-        return view.weight in self._due or self._may_go_through_rows(tracked, view, x)
+        if view.weight in self._due:
+            tracked.expected += 1
+            return True
+        return self._may_go_through_rows(tracked, view, x)
 
     def _receive(self, module: nn.Module, x: Tensor, g: Tensor, number: int) -> None:
         """A batch of inputs and output gradients of a layer, before a step that can use them."""
@@ -280,13 +360,14 @@ class LayerwiseOptimizer(Optimizer):
         if not (self._observing and weight.requires_grad):
             return
         task = torch._C._current_graph_task_id()
-        if weight.grad is None and tracked.backward != task:
+        if tracked.backward != task and self._is_afresh(weight):
             tracked.forget()  # the gradients were dropped without zero_grad(): so is what came with them
         tracked.backward = task
         with full_precision(weight):
             self._remember_rows(tracked, view, x, g)
             if weight in self._due:
                 self._gather(tracked, view, x, g, number)
+                self._hand_over(tracked, task)
 
     def _gather(self, tracked: Tracked, view: ModuleLayer, x: Tensor, g: Tensor, number: int) -> None:
         """Statistics of a batch are added to those that are there."""
@@ -296,7 +377,8 @@ class LayerwiseOptimizer(Optimizer):
         samples, before = view.samples(x), tracked.samples.get(number, 0)
         tracked.samples[number] = max(samples, before)
         approximation = view.usual_approximation if self._approx == "auto" else self._approx
-        if self._fixed["subsample"] and (stride := view.stride(x, g, approximation)) > 1:
+        ranks = self._sharing.ranks.count
+        if self._fixed["subsample"] and (stride := view.stride(x, g, approximation, ranks)) > 1:
             # The squares of a part, counted as often as makes up for the others.
             x, g = x[::stride], g[::stride] * math.sqrt(samples / len(g[::stride]))
         self._adapt(tracked)
@@ -320,10 +402,9 @@ class LayerwiseOptimizer(Optimizer):
 
     def _may_go_through_rows(self, tracked: Tracked, view: ModuleLayer, x: Tensor) -> bool:
         """Ranks that share their gradients have only some of the rows each, and sampled targets give others."""
-        shared = isinstance(self._model, nn.parallel.DistributedDataParallel)
         return (
             self._fisher == "empirical"
-            and not shared
+            and self._sharing.ranks.count == 1
             and self._shortcut.may_serve(tracked.factors, view, x, self.param_groups[0])
         )
 
@@ -332,31 +413,52 @@ class LayerwiseOptimizer(Optimizer):
         scale = getattr(self._scaler, "_scale", None)  # none before the first loss, and where the scaler is off
         return 1.0 if scale is None or self._fisher == "mc" else scale
 
-    def _share_statistics(self, due: list[Tracked]) -> None:
-        """Under ``DistributedDataParallel`` the statistics are means over the ranks, as its gradients are."""
-        if not isinstance(self._model, nn.parallel.DistributedDataParallel):
-            return
-        ranks = self._model.process_group
-        for tracked in due:
-            # Every rank takes part, also one that has not seen the layer.
-            k, c = self._seen_from(tracked)
-            known = self._no_statistics(tracked) if tracked.statistics is None else tracked.statistics
-            own = tracked.factors.normalized(k, c, known)
-            tensors = [*own.inputs.tensors, *own.outputs.tensors]
-            flat = torch.cat([part.flatten() for part in tensors]) / ranks.size()
-            torch.distributed.all_reduce(flat, group=ranks)
-            for part, mean in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
-                part.copy_(mean.view_as(part))
-            tracked.statistics = own
+    # ------------------------------------------------------------------ statistics of all ranks
+    def _is_afresh(self, weight: nn.Parameter) -> bool:
+        """Whether gradients were dropped since the last backward pass; sharded ones may be gathered out of sight."""
+        return weight.grad is None and not self._sharing.ranks.is_sharded
 
-    def _no_statistics(self, tracked: Tracked) -> Statistics:
-        """Those of one row of zeros."""
-        layer, dtype, device = tracked.layer, self._computing_dtype(tracked), tracked.layer.weight.device
-        x = torch.zeros(layer.blocks, 1, layer.p, dtype=dtype, device=device)
-        if layer.one_hot:
-            x = torch.full((layer.blocks, 1), layer.p, device=device)
-        g = torch.zeros(layer.blocks, 1, layer.d, dtype=dtype, device=device)
-        return tracked.factors.statistics(*self._seen_from(tracked), x, g, terms=1)
+    def _hand_over(self, tracked: Tracked, task: int) -> None:
+        """A layer's statistics go on their way once the backward pass has been through all its uses."""
+        exchange = self._sharing.exchange
+        if exchange is None:
+            return
+        if exchange.begin(task, self._is_afresh(tracked.layer.weight)):
+            torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
+        tracked.expected -= 1
+        if self._sharing.sends_now and tracked.expected <= 0:
+            self._put(tracked)
+            exchange.send_full(self._due)
+
+    @torch.no_grad()
+    def _end_pass(self) -> None:
+        """At the end of a backward pass the rest goes on its way too, unless more passes come before the step."""
+        exchange = self._sharing.exchange
+        if exchange is not None and self._sharing.sends_now:
+            for tracked in self._tracked.values():
+                self._put(tracked)
+            exchange.send_rest(self._due)
+
+    def _put(self, tracked: Tracked) -> None:
+        if self._sharing.exchange is not None and tracked.statistics is not None:
+            vector = encoded(tracked, self._seen_from(tracked), tracked.statistics)
+            self._sharing.exchange.put(tracked, vector)
+            tracked.statistics = None
+
+    def _share_statistics(self) -> None:
+        """The statistics are those of all ranks' batches together, as the gradients are, where a rank needs them."""
+        exchange = self._sharing.exchange
+        if exchange is None or not self._due:
+            return
+        due = [t for t in self._tracked.values() if t.views and t.layer.weight in self._due]
+        for tracked in due:
+            self._put(tracked)
+        sums = exchange.collect(self._due)
+        for tracked in due:
+            vector = sums.get(tracked.index)
+            # A layer that was never seen may have been at other ranks: its count of rows tells.
+            if vector is not None and (tracked.backward is not None or float(vector[-2]) > 0):
+                tracked.statistics = decoded(tracked, vector, self._sharing.ranks.count)
 
     def observe(self, output: Tensor, likelihood: Likelihood = "categorical") -> None:
         """For ``fisher="mc"``: statistics from targets that are drawn from the model's own predictions.
@@ -389,6 +491,8 @@ class LayerwiseOptimizer(Optimizer):
         super().zero_grad(set_to_none)
         for tracked in self._tracked.values():
             tracked.forget()
+        if self._sharing.exchange is not None:
+            self._sharing.exchange.forget()
 
     # ------------------------------------------------------------------ the step
     @torch.no_grad()
@@ -408,11 +512,14 @@ class LayerwiseOptimizer(Optimizer):
                 self._step(parameters)
         for tracked in self._tracked.values():
             tracked.forget()
+            tracked.expected = 0
         self._find_due()
         return loss
 
     def _step(self, parameters: list[nn.Parameter]) -> None:
-        magnitudes = rules.peaks([_grad(p) for p in parameters])
+        magnitudes = rules.peaks([local(_grad(p)) for p in parameters])
+        if self._sharing.ranks.is_sharded:
+            magnitudes = self._sharing.ranks.maximum(magnitudes)
         ok = magnitudes.isfinite().all()
         group_of = {p: group for group in self.param_groups for p in group["params"]}
         largest = dict(zip(parameters, magnitudes.unbind(), strict=True))
@@ -423,7 +530,7 @@ class LayerwiseOptimizer(Optimizer):
         ]
         right = self._shortcut.verified([move.tracked for move in moving], self.param_groups[0])
         ok = ok if right is None else ok & right.to(ok.device)
-        self._share_statistics([m.tracked for m in moving if is_due(m.group) and m.tracked.views])
+        self._share_statistics()
         for move in moving:
             self._adapt(move.tracked)
         self._update_all([move for move in moving if is_due(move.group)], ok)
@@ -441,8 +548,13 @@ class LayerwiseOptimizer(Optimizer):
             s = move.tracked.statistics
             return move.tracked.kind, id(move.group), None if s is None else s.kind
 
-        for stack in alike([move for move in due if self._has_curvature(move.tracked)], kind):
+        mine = [move for move in due if self._sharing.is_mine(move.tracked) and self._has_curvature(move.tracked)]
+        before = self.param_groups[0].get("skipped_updates", 0)
+        for stack in alike(mine, kind):
             self._update([move.tracked for move in stack], stack[0].group, ok)
+        if self._sharing.has_owners:
+            self._tell_factors(due)
+            self._agree_on_skips(before, ok)
         for group in self.param_groups:
             if is_due(group):
                 grown = 1 + group["step"] // GROWTH if self._fixed["growing_intervals"] else group["update_every"]
@@ -488,13 +600,20 @@ class LayerwiseOptimizer(Optimizer):
                 )
         if parameters and self._fisher == "mc" and self._capture is not None and self._due:
             watched = [t for t in self._tracked.values() if t.views and t.layer.weight.grad is not None]
-            if watched and all(t.statistics is None for t in watched):
+            exchange = self._sharing.exchange
+            unseen = all(t.statistics is None for t in watched) and (exchange is None or exchange.is_empty)
+            if watched and unseen:
                 raise RuntimeError("fisher='mc' needs observe(output) before each backward pass; there was none")
         return parameters
 
     def _count(self, name: str, happened: Tensor) -> None:
         first = self.param_groups[0]  # which torch saves and loads
         first[name] = first[name].to(happened.device) + happened if name in first else happened.long()
+
+    def _agree_on_skips(self, before: Tensor | int, like: Tensor) -> None:
+        """All ranks count the updates that their owners did not make."""
+        skipped = torch.as_tensor(self.param_groups[0].get("skipped_updates", 0) - before, device=like.device)
+        self.param_groups[0]["skipped_updates"] = self._sharing.ranks.sum(skipped.long()) + before
 
     @property
     def skipped_steps(self) -> int:
@@ -511,7 +630,7 @@ class LayerwiseOptimizer(Optimizer):
             for p in same:
                 _follow(self.state[p], p)
             here = ok.to(same[0].device)
-            gradients = [torch.where(here, _grad(p), 0) for p in same]
+            gradients = [torch.where(here, local(_grad(p)), 0) for p in same]
             gates = here.to(same[0].dtype).expand(len(same))
             rule = rules.FALLBACKS[self._fallback]
             rule(list(same), [self.state[p] for p in same], gradients, group_of[same[0]], gates)
@@ -523,13 +642,13 @@ class LayerwiseOptimizer(Optimizer):
         if weight.device.type != "cpu" or self._is_frugal:
             return None
         if tracked.room is None or tracked.room.dtype != weight.dtype:
-            tracked.room = weight.new_empty(layer.blocks, layer.d, layer.p)
+            tracked.room = torch.empty(layer.blocks, layer.d, layer.p, dtype=weight.dtype)
         return tracked.room
 
     def _gradient(self, tracked: Tracked, room: Tensor | None = None) -> Tensor:
         """The gradient of a matrix, in that memory if it is no view; a bias that is frozen has none."""
         layer = tracked.layer
-        weight, *bias = (torch.zeros_like(p) if p.grad is None else p.grad for p in layer.parameters)
+        weight, *bias = (whole(torch.zeros_like(p) if p.grad is None else p.grad) for p in layer.parameters)
         return layer.matrix(weight, bias[0] if bias else None, room)
 
     def _preconditioned(self, stack: list[Move]) -> Tensor:
@@ -564,63 +683,118 @@ class LayerwiseOptimizer(Optimizer):
 
         return alike(moving, kind)
 
+    def _computed_here(self, moving: list[Move]) -> list[list[Move]]:
+        """Stacks of the layers whose directions this rank computes: all, unless others have their factors alone."""
+        sharing = self._sharing
+        return self._stacks([m for m in moving if not sharing.stores_apart or sharing.is_mine(m.tracked)])
+
     def _move_by_rms(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> None:
         """``W <- (1 - lr weight_decay) W - lr D``, D along the average of directions, its root mean square given."""
-        group, stacks = moving[0].group, self._stacks(moving)
-        moving = [move for stack in stacks for move in stack]
+        group, stacks, sharing = moving[0].group, self._computed_here(moving), self._sharing
+        mine = [move for stack in stacks for move in stack]
         found = [self._preconditioned(stack).contiguous() for stack in stacks]
         flat = [directions.view(len(stack), -1) for directions, stack in zip(found, stacks, strict=True)]
-        finite = rms_of(flat).isfinite()
-        # Without any gradient a layer stays, as its average would shrink while the step does not.
-        peaks = by_layer([largest[p] for move in moving for p in move.groups], [len(m.groups) for m in moving])
-        gates = ok.to(finite.device) & finite & (peaks.amax(1) > 0).to(finite.device)
+        gates = self._gates(mine, flat, largest, ok)
         for directions in found:
             directions.nan_to_num_(0.0, 0.0, 0.0)
         of_layers = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in ds.chunk(len(stack)))
-        kinds = alike(parts_of(moving, of_layers), lambda part: (id(part.group), part.p.dtype))
+        parts = parts_of(mine, of_layers)
+        if sharing.ranks.is_sharded:
+            if sharing.stores_apart:
+                parts, table = sharing.exchanged(moving, mine, parts, gates)
+                mine, gates = moving, table[:, 0] > 0
+            parts = [replace(part, direction=share(part.direction, part.p).contiguous()) for part in parts]
         if not self._precondition_only:
-            for same in kinds:
+            for same in _kinds(parts):
                 self._look_ahead(same, group["momentum"], for_parts(gates, same))
-        bring_near_one(flat)
-        lengths = group["step_rms"] / rms_of(flat).clamp(min=1e-30)
-        for same in kinds:
+        if sharing.ranks.is_sharded:
+            rms = rms_of_shares(parts, [move.tracked.layer for move in mine], sharing.ranks)
+        else:
+            bring_near_one(flat)
+            rms = rms_of(flat) if flat else gates.float()
+        lengths = group["step_rms"] / rms.clamp(min=1e-30)
+        if sharing.moves_apart:
+            parts, table = sharing.exchanged(moving, mine, parts, lengths, gates)
+            lengths, gates = table[:, 0], table[:, 1] > 0
+        for same in _kinds(parts):
             moves, own = [part.direction.to(part.p.dtype) for part in same], for_parts(gates, same)
             if self._precondition_only:
                 _replace_gradients(same, torch._foreach_mul(moves, [*for_parts(lengths, same).unbind()]), own)
             else:
                 rules.decoupled([part.p for part in same], moves, for_parts(lengths, same), same[0].group, own)
 
+    def _gates(self, moving: list[Move], flat: list[Tensor], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
+        """Which layers may move. One without any gradient stays: its average would shrink, while its step would not."""
+        if not moving:
+            return ok.expand(0)
+        finite = rms_of(flat).isfinite()
+        peaks = by_layer([largest[p] for move in moving for p in move.groups], [len(m.groups) for m in moving])
+        return ok.to(finite.device) & finite & (peaks.amax(1) > 0).to(finite.device)
+
     def _look_ahead(self, parts: list[Part], momentum: float, gates: Tensor) -> None:
         """Directions become what Nesterov's average of them will be a step later, in place."""
         new = [part.direction.to(part.p.dtype) for part in parts]
-        rules.averaged([self.state[part.p] for part in parts], new, momentum, gates)
+        rules.averaged([part.p for part in parts], [self.state[part.p] for part in parts], new, momentum, gates)
         for part, ahead in zip(parts, new, strict=True):
             if ahead is not part.direction:
                 part.direction.copy_(ahead)
 
     def _move_naturally(self, moving: list[Move], ok: Tensor) -> Tensor:
         """``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, all layers or none."""
-        stacks = self._stacks(moving)
+        stacks, sharing = self._computed_here(moving), self._sharing
+        mine = [move for stack in stacks for move in stack]
         found = [self._preconditioned(stack) for stack in stacks]
-        ok = ok & rules.peaks(found).isfinite().all().to(ok.device)
+        if found:
+            ok = ok & rules.peaks(found).isfinite().all().to(ok.device)
+        if sharing.stores_apart:
+            ok = sharing.ranks.maximum((~ok).float()) == 0
         parts: list[Part] = []
         for stack, natural in zip(stacks, found, strict=True):
             here = ok.to(natural.device)
             levels = self._levels([move.tracked for move in stack])
             natural = natural if levels is None else natural / align(levels, natural).to(natural.dtype)
             parts += parts_of(stack, torch.where(here, natural, 0).chunk(len(stack)))
-        scale = _clipping(parts)
-        for same in alike(parts, lambda part: (id(part.group), part.p.dtype, part.p.device)):
+        if sharing.ranks.is_sharded:
+            if sharing.stores_apart:
+                parts, _ = sharing.exchanged(moving, mine, parts, ok.expand(len(mine)))
+            parts = [replace(part, direction=share(part.direction, part.p).contiguous()) for part in parts]
+        scale = self._clipping(parts, moving)
+        kinds = _kinds(parts)
+        for same in kinds:
             directions = [part.direction.to(part.p.dtype) for part in same]
             if scale is not None and same[0].group["kl_clip"] is not None:
                 directions = list(torch._foreach_mul(directions, scale.to(directions[0])))
-            gates = ok.to(directions[0]).expand(len(same))
+            if not self._precondition_only:
+                states, gates = [self.state[part.p] for part in same], ok.to(directions[0]).expand(len(same))
+                params = [part.p for part in same]
+                directions = rules.gathered_speed(params, states, directions, same[0].group, gates)
+            for part, direction in zip(same, directions, strict=True):
+                part.direction = direction
+        if sharing.moves_apart:
+            parts, _ = sharing.exchanged(moving, mine, parts, ok.expand(len(mine)))
+            kinds = _kinds(parts)
+        for same in kinds:
+            moves = [part.direction for part in same]
+            gates = ok.to(moves[0]).expand(len(same))
             if self._precondition_only:
-                _replace_gradients(same, directions, gates)
+                _replace_gradients(same, moves, gates)
             else:
-                states = [self.state[part.p] for part in same]
-                rules.heavy_ball([part.p for part in same], states, directions, same[0].group, gates)
+                rules.follow([part.p for part in same], moves, same[0].group, gates)
         return ok
+
+    def _clipping(self, parts: list[Part], moving: list[Move]) -> Tensor | None:
+        """``min(1, sqrt(kl_clip / (lr^2 sum <G, D>)))``: the predicted change is at most ``kl_clip``."""
+        if all(move.group["kl_clip"] is None for move in moving):
+            return None
+        change = torch.zeros((), device=moving[0].tracked.layer.weight.device)
+        for part in parts:
+            if part.group["kl_clip"] is not None:
+                unit = part.group["lr"] ** 2 / part.group["kl_clip"]
+                change = change + unit * (local(_grad(part.p)) * part.direction).sum().to(change.device)
+        if self._sharing.ranks.is_sharded or self._sharing.stores_apart:
+            change = self._sharing.ranks.sum(change)
+        # Not finite where nothing is to move: a factor for directions that are zeros then.
+        return change.nan_to_num().clamp(min=1).rsqrt()
 
     # ------------------------------------------------------------------ state
     def _gathered(self, stack: list[Tracked], key: str) -> Tensor:
@@ -658,6 +832,7 @@ class LayerwiseOptimizer(Optimizer):
         for tracked in self._tracked.values():
             tracked.forget()
             tracked.cache.clear()
+            self._drop_what_others_keep(tracked)
         self._find_due()
 
     def _check_state(self, state_dict: Settings) -> None:
@@ -692,8 +867,8 @@ class LayerwiseOptimizer(Optimizer):
                 raise ValueError(f"the state is of another model, structure or preset: {key} of {names[id(p)]} {got}")
 
     def memory_usage(self) -> int:
-        """Bytes of the state, cached products included."""
-        kept = [v for state in self.state.values() for v in state.values() if isinstance(v, Tensor)]
+        """Bytes of the state that this rank keeps, cached products included."""
+        kept = [local(v) for state in self.state.values() for v in state.values() if isinstance(v, Tensor)]
         kept += [v for tracked in self._tracked.values() for v in tracked.cache.values()]
         return sum(v.numel() * v.element_size() for v in kept)
 
@@ -736,19 +911,13 @@ def _grad(p: Tensor) -> Tensor:
 
 def _replace_gradients(parts: list[Part], directions: Iterable[Tensor], gates: Tensor) -> None:
     for part, direction, gate in zip(parts, directions, gates.unbind(), strict=True):
-        gradient = _grad(part.p)
+        gradient = local(_grad(part.p))
         gradient.copy_(torch.where(gate > 0, direction, gradient))
 
 
-def _clipping(parts: list[Part]) -> Tensor | None:
-    """``min(1, sqrt(kl_clip / (lr^2 sum <G, D>)))``: the predicted change is at most ``kl_clip``."""
-    changes = [
-        (part.group["lr"] ** 2 / part.group["kl_clip"] * (_grad(part.p) * part.direction).sum()).to(parts[0].p.device)
-        for part in parts
-        if part.group["kl_clip"] is not None
-    ]
-    # Not finite where nothing is to move: a factor for directions that are zeros then.
-    return torch.stack(changes).sum().nan_to_num().clamp(min=1).rsqrt() if changes else None
+def _kinds(parts: list[Part]) -> list[list[Part]]:
+    """Parameters that move together."""
+    return alike(parts, lambda part: (id(part.group), part.p.dtype, part.p.device))
 
 
 def _follow(state: Settings, p: Tensor, dtypes: dict[str, torch.dtype] | None = None) -> None:

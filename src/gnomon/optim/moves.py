@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,9 +11,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from . import forms
+from . import forms, rules
 from .factors import KroneckerFactors, Statistics
 from .layers import Layer, ModuleLayer
+from .ranks import Ranks
 from .settings import Settings
 
 Item = TypeVar("Item")
@@ -40,6 +42,8 @@ class Tracked:
     """Products of the factors that change only with them."""
     room: Tensor | None = None
     """Memory in which its direction is made."""
+    expected: int = 0
+    """Uses of the layer in forward passes that no backward pass has come back through, since the last step."""
 
     def __getstate__(self) -> dict[str, object]:
         """Copies make their own room."""
@@ -120,6 +124,20 @@ def by_layer(values: Sequence[Tensor], counts: list[int]) -> Tensor:
 def rms_of(stacks: Sequence[Tensor]) -> Tensor:
     """The root mean square of each row in a list of stacks of them."""
     return cat([torch.linalg.vector_norm(rows, dim=1) / rows.shape[1] ** 0.5 for rows in stacks])
+
+
+def rms_of_shares(parts: list[Part], layers: Sequence[Layer], ranks: Ranks) -> Tensor:
+    """The root mean square of each layer's direction, of which every rank has a share; near 1 at its largest entry."""
+    device, place = parts[0].direction.device, [part.layer for part in parts]
+    index = torch.tensor(place, device=device)
+    largest = rules.peaks([part.direction for part in parts])
+    peaks = ranks.maximum(torch.zeros(len(layers), device=device).scatter_reduce(0, index, largest, "amax"))
+    peaks = torch.where(peaks > 0, peaks, 1)
+    for part in parts:
+        part.direction.div_(peaks[part.layer].to(part.direction.dtype))
+    squares = torch.stack([part.direction.float().square().sum() for part in parts])
+    sums = ranks.sum(torch.zeros(len(layers), device=device).scatter_add(0, index, squares))
+    return (sums / torch.tensor([math.prod((x.blocks, x.d, x.p)) for x in layers], device=device)).sqrt()
 
 
 def bring_near_one(stacks: Sequence[Tensor]) -> None:

@@ -12,12 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .ranks import local
+
 State = dict[str, Any]
 
 
 def peaks(tensors: list[Tensor]) -> Tensor:
-    """The largest magnitude in each, on the first one's device; not finite where an entry is not."""
-    ends = [end for tensor in tensors for end in torch.aminmax(tensor)]  # a maximum norm takes twenty times as long
+    """The largest magnitude in each, on the first one's device; not finite where an entry is not, zero for no entry."""
+    # A maximum norm takes twenty times as long.
+    ends = [end for t in tensors for end in torch.aminmax(t if t.numel() else t.new_zeros(1))]
     device = tensors[0].device
     return torch.stack([end.to(device, torch.float32) for end in ends]).view(-1, 2).abs().amax(1)
 
@@ -32,17 +35,19 @@ def kept(weight: float, gates: Tensor) -> list[Tensor]:
     return list((gates * (weight - 1) + 1).unbind())
 
 
-def buffers(states: list[State], like: list[Tensor]) -> list[Tensor]:
-    """The momentum of each, zeros at first."""
-    for state, tensor in zip(states, like, strict=True):
+def buffers(params: list[Tensor], states: list[State]) -> list[Tensor]:
+    """The momentum of each, zeros at first; of parameters that are sharded, what this rank holds."""
+    for state, p in zip(states, params, strict=True):
         if "momentum_buffer" not in state:
-            state["momentum_buffer"] = torch.zeros_like(tensor, memory_format=torch.contiguous_format)
-    return [state["momentum_buffer"] for state in states]
+            state["momentum_buffer"] = torch.zeros_like(p, memory_format=torch.contiguous_format)
+    return [local(state["momentum_buffer"]) for state in states]
 
 
-def averaged(states: list[State], new: list[Tensor], momentum: float, gates: Tensor) -> list[Tensor]:
+def averaged(
+    params: list[Tensor], states: list[State], new: list[Tensor], momentum: float, gates: Tensor
+) -> list[Tensor]:
     """``B <- momentum B + (1 - momentum) G``; gives Nesterov's look ahead, the same once more, in the memory of G."""
-    average = buffers(states, new)
+    average = buffers(params, states)
     torch._foreach_lerp_(average, new, added(1 - momentum, gates))
     torch._foreach_lerp_(new, average, momentum)
     return new
@@ -51,36 +56,48 @@ def averaged(states: list[State], new: list[Tensor], momentum: float, gates: Ten
 def decay(params: list[Tensor], amount: float, gates: Tensor) -> None:
     """``W <- (1 - amount) W``"""
     if amount:
-        torch._foreach_mul_(params, kept(1 - amount, gates))
+        torch._foreach_mul_([local(p) for p in params], kept(1 - amount, gates))
 
 
 def decoupled(params: list[Tensor], directions: list[Tensor], lengths: Tensor, group: State, gates: Tensor) -> None:
     """``W <- (1 - lr weight_decay) W - lr length direction``"""
     decay(params, group["lr"] * group["weight_decay"], gates)
-    torch._foreach_addcmul_(params, directions, added(-group["lr"], gates * lengths))
+    torch._foreach_addcmul_([local(p) for p in params], directions, added(-group["lr"], gates * lengths))
+
+
+def gathered_speed(
+    params: list[Tensor], states: list[State], directions: list[Tensor], group: State, gates: Tensor
+) -> list[Tensor]:
+    """``M <- momentum M + direction + weight_decay W``; gives M itself."""
+    momenta = buffers(params, states)
+    torch._foreach_mul_(momenta, kept(group["momentum"], gates))
+    torch._foreach_add_(momenta, directions)
+    if group["weight_decay"]:
+        torch._foreach_addcmul_(momenta, [local(p) for p in params], added(group["weight_decay"], gates))
+    return momenta
+
+
+def follow(params: list[Tensor], momenta: list[Tensor], group: State, gates: Tensor) -> None:
+    """``W <- W - lr M``"""
+    torch._foreach_addcmul_([local(p) for p in params], momenta, added(-group["lr"], gates))
 
 
 def heavy_ball(
     params: list[Tensor], states: list[State], directions: list[Tensor], group: State, gates: Tensor
 ) -> None:
-    """``M <- momentum M + direction + weight_decay W``, ``W <- W - lr M``: the paper's form, and torch's SGD."""
-    momenta = buffers(states, directions)
-    torch._foreach_mul_(momenta, kept(group["momentum"], gates))
-    torch._foreach_add_(momenta, directions)
-    if group["weight_decay"]:
-        torch._foreach_addcmul_(momenta, params, added(group["weight_decay"], gates))
-    torch._foreach_addcmul_(params, momenta, added(-group["lr"], gates))
+    """Both: the paper's form, and torch's SGD."""
+    follow(params, gathered_speed(params, states, directions, group, gates), group, gates)
 
 
 def adamw(params: list[Tensor], states: list[State], gradients: list[Tensor], group: State, gates: Tensor) -> None:
     """torch's AdamW with beta_1 = momentum; moments in float32 at least, as squares in half precision vanish."""
     beta1, beta2 = group["momentum"], group["beta2"]
     gradients = [g.to(torch.promote_types(g.dtype, torch.float32)) for g in gradients]
-    for state, g in zip(states, gradients, strict=True):
+    for state, p, g in zip(states, params, gradients, strict=True):
         if "exp_avg" not in state:
-            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(g), torch.zeros_like(g)
+            state |= {key: torch.zeros_like(p, dtype=g.dtype) for key in ("exp_avg", "exp_avg_sq")}
             state["steps"] = torch.zeros((), device=g.device)
-    steps, first, second = ([state[key] for state in states] for key in ("steps", "exp_avg", "exp_avg_sq"))
+    steps, first, second = ([local(state[key]) for state in states] for key in ("steps", "exp_avg", "exp_avg_sq"))
     wide = gates.to(gradients[0].dtype)
     torch._foreach_add_(steps, [*gates.to(steps[0].dtype).unbind()])
     torch._foreach_mul_(first, kept(beta1, wide))
@@ -95,7 +112,8 @@ def adamw(params: list[Tensor], states: list[State], gradients: list[Tensor], gr
     torch._foreach_add_(roots, group["eps"])
     moves = torch._foreach_div(first, roots)
     torch._foreach_mul_(moves, added(group["lr"], wide / (1 - beta1**counts)))
-    torch._foreach_sub_(params, [move.to(p.dtype) for move, p in zip(moves, params, strict=True)])
+    here = [local(p) for p in params]
+    torch._foreach_sub_(here, [move.to(p.dtype) for move, p in zip(moves, here, strict=True)])
 
 
 FALLBACKS = {"adamw": adamw, "sgd": heavy_ball}

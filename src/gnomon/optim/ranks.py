@@ -1,0 +1,164 @@
+"""The processes that train one model, and what they send to each other."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+Purpose = Literal["statistics", "factors", "directions", "numbers"]
+
+
+class Ranks:
+    """A group of processes, with the bytes that each of its messages holds counted by their purpose.
+
+    Collectives go through a group of their own, so that their order among those of ``DistributedDataParallel``, which
+    may differ from rank to rank, does not matter.
+    """
+
+    def __init__(self, members: Sequence[int] = (), is_sharded: bool = False, like: dist.ProcessGroup | None = None):
+        self.count, self.is_sharded = max(len(members), 1), is_sharded
+        self.rank = members.index(dist.get_rank()) if self.count > 1 else 0
+        self.members, self.sent = tuple(members), Counter[Purpose]()
+        self._group = None
+        if self.count > 1:
+            options = {"timeout": _timeout(like), "backend": dist.get_backend(like)}
+            self._group = dist.new_group(list(members), use_local_synchronization=True, **options)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Ranks:
+        """Those of a wrapped model, or of one whose parameters are sharded; otherwise this process alone."""
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            group = model.process_group
+            return cls(dist.get_process_group_ranks(group), like=group)
+        named = {name: sharded for name, p in model.named_parameters() if (sharded := as_sharded(p)) is not None}
+        if not named:
+            return cls()
+        meshes = [p.device_mesh for p in named.values()]
+        if any(mesh != meshes[0] for mesh in meshes):
+            raise ValueError("the model's parameters are on different device meshes; shard all of it over one")
+        for name, p in named.items():
+            if not all(placement.is_replicate() or type(placement).__name__ == "Shard" for placement in p.placements):
+                raise ValueError(f"{name} has placements {p.placements}; fully_shard() gives Shard and Replicate")
+        return cls(meshes[0].mesh.flatten().tolist(), True, meshes[0].get_group(0))
+
+    # ------------------------------------------------------------------ messages
+    def add_up(self, tensor: Tensor, owner: int | None, purpose: Purpose) -> Message:
+        """The sum over ranks, in the tensor's memory: at all of them, or at the owner alone."""
+        self._count(tensor, purpose)
+        with explained():
+            if owner is None:
+                work = dist.all_reduce(tensor, group=self._group, async_op=True)
+            else:
+                work = dist.reduce(tensor, self.members[owner], group=self._group, async_op=True)
+        return Message(tensor, work)
+
+    def spread(self, tensor: Tensor, owner: int, purpose: Purpose) -> Message:
+        """The owner's values, in the tensor's memory at all ranks."""
+        self._count(tensor, purpose)
+        with explained():
+            return Message(tensor, dist.broadcast(tensor, self.members[owner], group=self._group, async_op=True))
+
+    def share_out(self, owned: Mapping[int, list[Tensor]], purpose: Purpose) -> None:
+        """Each owner's tensors to all ranks, where those that are in their place get its values; one message each."""
+        filled = {owner: tensors for owner, tensors in owned.items() if tensors}
+        messages = {owner: self.spread(_as_bytes(tensors), owner, purpose) for owner, tensors in filled.items()}
+        for owner, message in messages.items():
+            received = message.received()
+            if owner != self.rank:
+                sizes = [tensor.numel() * tensor.element_size() for tensor in owned[owner]]
+                for tensor, part in zip(owned[owner], received.split(sizes), strict=True):
+                    tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))  # a copy is aligned for any type
+
+    def sum(self, tensor: Tensor) -> Tensor:
+        """A few numbers, added up over ranks."""
+        return tensor if self.count == 1 else self.add_up(tensor.clone(), None, "numbers").received()
+
+    def maximum(self, tensor: Tensor) -> Tensor:
+        """Of a few numbers each; infinite where a rank's is not finite."""
+        if self.count == 1:
+            return tensor
+        tensor = tensor.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        self._count(tensor, "numbers")
+        with explained():
+            dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self._group)
+        return tensor
+
+    def _count(self, tensor: Tensor, purpose: Purpose) -> None:
+        self.sent[purpose] += tensor.numel() * tensor.element_size()
+
+
+class Message:
+    """A tensor on its way."""
+
+    def __init__(self, tensor: Tensor, work: dist.Work | None) -> None:
+        self._tensor, self._work = tensor, work
+
+    def received(self) -> Tensor:
+        """The result, once it is there."""
+        with explained():
+            if self._work is not None:
+                self._work.wait()
+        return self._tensor
+
+
+@contextmanager
+def explained() -> Iterator[None]:
+    """What to do when another rank does not answer."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RuntimeError(
+            f"another rank has ended or does not answer ({str(error).splitlines()[0]}); start again from the last "
+            "checkpoint, on fewer ranks if need be"
+        ) from error
+
+
+def _as_bytes(tensors: list[Tensor]) -> Tensor:
+    return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+
+
+def _timeout(group: dist.ProcessGroup | None) -> object:
+    """How long the user lets a rank wait; a new group would begin with torch's default."""
+    if group is None:
+        return None
+    backend = group._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu"))
+    return getattr(getattr(backend, "options", None), "_timeout", None)
+
+
+# ---------------------------------------------------------------------- parameters that are sharded
+def as_sharded(tensor: Tensor) -> Any:
+    """The tensor if it is a ``DTensor``, as ``fully_shard()`` makes parameters; otherwise None."""
+    module = sys.modules.get("torch.distributed.tensor")  # to import it takes half as long as to import torch
+    return tensor if module is not None and isinstance(tensor, module.DTensor) else None
+
+
+def local(tensor: Tensor) -> Tensor:
+    """What this rank holds of it, in the same memory."""
+    sharded = as_sharded(tensor)
+    return tensor if sharded is None else sharded.to_local()
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """All of it, from all ranks."""
+    sharded = as_sharded(tensor)
+    return tensor if sharded is None else sharded.full_tensor()
+
+
+def share(tensor: Tensor, like: Tensor) -> Tensor:
+    """Of a tensor that is whole, the part that this rank holds of ``like``."""
+    sharded = as_sharded(like)
+    if sharded is None:
+        return tensor
+    for place, (placement, size) in enumerate(zip(sharded.placements, sharded.device_mesh.shape, strict=True)):
+        if placement.is_shard():
+            parts = tensor.chunk(size, placement.dim)
+            here = sharded.device_mesh.get_local_rank(place)
+            tensor = parts[here] if here < len(parts) else tensor.narrow(placement.dim, 0, 0)
+    return tensor
