@@ -78,7 +78,7 @@ CASES = {
     **{f"{s}, paper": (INGD, {"shard": s, "preset": "paper", "lr": 1e-3}, 1) for s in ("none", "update", "full")},
     "full, arrow": (INGD, {"shard": "full", "structure": "arrow"}, 1),
     "update, triangular": (INGD, {"shard": "update", "structure": ("triangular", "toeplitz")}, 1),
-    "full, kl_clip": (INGD, {"shard": "full", "kl_clip": 1e-3}, 1),
+    "full, kl_clip": (INGD, {"shard": "full", "kl_clip": 1e-6, "lr": 1e-6}, 1),
     "full, gradient": (INGD, {"shard": "full", "curvature": "gradient"}, 1),
     "update, low memory": (INGD, {"shard": "update", "memory": "low"}, 1),
     "kfac": (KFAC, {}, 1),
@@ -113,11 +113,15 @@ def test_ranks_equal_one_process_with_the_whole_batch(count):
         for rank in range(count):
             theirs, kept = found[rank][name]
             for key, value in weights.items():
-                torch.testing.assert_close(theirs[key], value, rtol=1e-6, atol=1e-6, msg=lambda m, n=name, k=key: f"{n}, {k}: {m}")
+                torch.testing.assert_close(
+                    theirs[key], value, rtol=1e-6, atol=1e-6, msg=lambda m, n=name, k=key: f"{n}, {k}: {m}"
+                )
                 assert torch.equal(theirs[key], found[0][name][0][key]), f"{name}: ranks differ in {key}"
             for number, entries in kept.items():
                 for key, value in entries.items():
-                    torch.testing.assert_close(value, state[number][key], rtol=1e-6, atol=1e-6, msg=lambda m, n=name, k=key: f"{n}, {k}: {m}")
+                    torch.testing.assert_close(
+                        value, state[number][key], rtol=1e-6, atol=1e-6, msg=lambda m, n=name, k=key: f"{n}, {k}: {m}"
+                    )
         # All that one process keeps is kept somewhere.
         for number, entries in state.items():
             there = set(itertools.chain(*(found[rank][name][1].get(number, {}) for rank in range(count))))
@@ -127,3 +131,53 @@ def test_ranks_equal_one_process_with_the_whole_batch(count):
 # ---------------------------------------------------------------------- who does what
 def test_assignment():
     assert Assignment.balanced([3, 1, 2], 2).owners == (0, 1, 1)
+
+
+# ---------------------------------------------------------------------- fully sharded models
+def _train_sharded(rank, count, names):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    found = {}
+    for name in names:
+        for shape in ((count,), (2, count // 2)):
+            kind, options, accumulate = CASES[name]
+            model, build = model_and(kind, update_every=3, **options)
+            mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicate", "shard")[-len(shape) :])
+            for layer in (model.attention, model.twice):
+                fully_shard(layer, mesh=mesh)
+            fully_shard(model, mesh=mesh)
+            optimizer = build(model)
+            train(model, optimizer, rank, count, accumulate)
+            found[name, len(shape)] = {key: value.full_tensor() for key, value in model.state_dict().items()}
+    return found
+
+
+FSDP_CASES = [
+    "none",
+    "update",
+    "full",
+    "none, accumulated",
+    "full, accumulated",
+    "none, paper",
+    "full, paper",
+    "full, arrow",
+    "full, kl_clip",
+    "kfac",
+]
+
+
+def test_sharded_models_equal_one_process():
+    found = on_ranks(4, _train_sharded, FSDP_CASES)
+    for name in FSDP_CASES:
+        weights, _ = alone(name)
+        for rank in range(4):
+            for dimensions in (1, 2):
+                for key, value in weights.items():
+                    torch.testing.assert_close(
+                        found[rank][name, dimensions][key],
+                        value,
+                        rtol=1e-6,
+                        atol=1e-6,
+                        msg=lambda m, n=name, k=key: f"{n}, {k}: {m}",
+                    )

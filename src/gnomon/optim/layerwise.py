@@ -533,6 +533,8 @@ class LayerwiseOptimizer(Optimizer):
         self._share_statistics()
         for move in moving:
             self._adapt(move.tracked)
+            if self._sharing.ranks.is_sharded:
+                self._make_whole(move.tracked)
         self._update_all([move for move in moving if is_due(move.group)], ok)
         ok = self._move(moving, largest, ok)
         if not self._precondition_only:
@@ -645,10 +647,18 @@ class LayerwiseOptimizer(Optimizer):
             tracked.room = torch.empty(layer.blocks, layer.d, layer.p, dtype=weight.dtype)
         return tracked.room
 
+    def _make_whole(self, tracked: Tracked) -> None:
+        """Get what the other ranks have of a layer's gradient; all ranks take part."""
+        gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in tracked.layer.parameters)
+        tracked.gradients = [whole(gradient) for gradient in gradients]
+
     def _gradient(self, tracked: Tracked, room: Tensor | None = None) -> Tensor:
         """The gradient of a matrix, in that memory if it is no view; a bias that is frozen has none."""
         layer = tracked.layer
-        weight, *bias = (whole(torch.zeros_like(p) if p.grad is None else p.grad) for p in layer.parameters)
+        if tracked.gradients is not None:
+            weight, *bias = tracked.gradients
+        else:
+            weight, *bias = (torch.zeros_like(p) if p.grad is None else p.grad for p in layer.parameters)
         return layer.matrix(weight, bias[0] if bias else None, room)
 
     def _preconditioned(self, stack: list[Move]) -> Tensor:
@@ -792,7 +802,7 @@ class LayerwiseOptimizer(Optimizer):
                 unit = part.group["lr"] ** 2 / part.group["kl_clip"]
                 change = change + unit * (local(_grad(part.p)) * part.direction).sum().to(change.device)
         if self._sharing.ranks.is_sharded or self._sharing.stores_apart:
-            change = self._sharing.ranks.sum(change)
+            change = self._sharing.ranks.sum_of_shares(change)
         # Not finite where nothing is to move: a factor for directions that are zeros then.
         return change.nan_to_num().clamp(min=1).rsqrt()
 

@@ -42,6 +42,8 @@ class Tracked:
     """Products of the factors that change only with them."""
     room: Tensor | None = None
     """Memory in which its direction is made."""
+    gradients: list[Tensor] | None = None
+    """Of its parameters, where they are sharded, for the time of a step."""
     expected: int = 0
     """Uses of the layer in forward passes that no backward pass has come back through, since the last step."""
 
@@ -50,7 +52,7 @@ class Tracked:
         return {**self.__dict__, "room": None}
 
     def forget(self) -> None:
-        self.statistics, self.rows, self.passes = None, None, 0
+        self.statistics, self.rows, self.gradients, self.passes = None, None, None, 0
         self.samples.clear()
 
     @property
@@ -136,7 +138,7 @@ def rms_of_shares(parts: list[Part], layers: Sequence[Layer], ranks: Ranks) -> T
     for part in parts:
         part.direction.div_(peaks[part.layer].to(part.direction.dtype))
     squares = torch.stack([part.direction.float().square().sum() for part in parts])
-    sums = ranks.sum(torch.zeros(len(layers), device=device).scatter_add(0, index, squares))
+    sums = ranks.sum_of_shares(torch.zeros(len(layers), device=device).scatter_add(0, index, squares))
     return (sums / torch.tensor([math.prod((x.blocks, x.d, x.p)) for x in layers], device=device)).sqrt()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -22,8 +23,10 @@ class Ranks:
     may differ from rank to rank, does not matter.
     """
 
-    def __init__(self, members: Sequence[int] = (), is_sharded: bool = False, like: dist.ProcessGroup | None = None):
-        self.count, self.is_sharded = max(len(members), 1), is_sharded
+    def __init__(self, members: Sequence[int] = (), copies: int = 0, like: dist.ProcessGroup | None = None) -> None:
+        self.count = max(len(members), 1)
+        self.copies = copies
+        """How many ranks hold the same share of a parameter; 0 where all hold all of it."""
         self.rank = members.index(dist.get_rank()) if self.count > 1 else 0
         self.members, self.sent = tuple(members), Counter[Purpose]()
         self._group = None
@@ -46,7 +49,19 @@ class Ranks:
         for name, p in named.items():
             if not all(placement.is_replicate() or type(placement).__name__ == "Shard" for placement in p.placements):
                 raise ValueError(f"{name} has placements {p.placements}; fully_shard() gives Shard and Replicate")
-        return cls(meshes[0].mesh.flatten().tolist(), True, meshes[0].get_group(0))
+        kinds = {tuple(placement.is_shard() for placement in p.placements) for p in named.values()}
+        if len(kinds) > 1:
+            raise ValueError(
+                "some of the model's parameters are sharded and others replicated; fully_shard() all of it"
+            )
+        sizes = zip(meshes[0].shape, kinds.pop(), strict=True)
+        copies = math.prod(size for size, is_shard in sizes if not is_shard)
+        return cls(meshes[0].mesh.flatten().tolist(), copies, meshes[0].get_group(0))
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether a rank holds a share of each parameter only."""
+        return self.copies > 0
 
     # ------------------------------------------------------------------ messages
     def add_up(self, tensor: Tensor, owner: int | None, purpose: Purpose) -> Message:
@@ -79,6 +94,10 @@ class Ranks:
     def sum(self, tensor: Tensor) -> Tensor:
         """A few numbers, added up over ranks."""
         return tensor if self.count == 1 else self.add_up(tensor.clone(), None, "numbers").received()
+
+    def sum_of_shares(self, tensor: Tensor) -> Tensor:
+        """The same for numbers of shares of parameters: ranks with the same share count once."""
+        return self.sum(tensor) / max(self.copies, 1)
 
     def maximum(self, tensor: Tensor) -> Tensor:
         """Of a few numbers each; infinite where a rank's is not finite."""
