@@ -75,7 +75,7 @@ def step(optimizer: INGD, tracked: moves.Tracked) -> Callable[[], None]:
         flat = [found.view(1, -1)]
         gates = moves.rms_of(flat).isfinite().to(found.dtype).expand(len(params))
         parts = layer.tensors(found.nan_to_num_(0.0, 0.0, 0.0))
-        rules.averaged(states, parts, group["momentum"], gates)
+        rules.averaged(params, states, parts, group["momentum"], gates)
         moves.bring_near_one(flat)
         rules.decoupled(params, parts, group["step_rms"] / moves.rms_of(flat), group, gates)
 

@@ -156,8 +156,7 @@ class Exchange:
         layers = [tracked for tracked in bucket.layers if tracked.layer.weight in due]
         if not layers:
             return
-        vectors = [bucket.waiting.pop(t.index, None) for t in layers]
-        vectors = [self._nothing(t) if v is None else v for t, v in zip(layers, vectors, strict=True)]
+        vectors = [bucket.waiting.pop(t.index) if t.index in bucket.waiting else self._nothing(t) for t in layers]
         bucket.messages.append(self._ranks.add_up(torch.cat(vectors), bucket.owner, "statistics"))
 
     def _nothing(self, tracked: Tracked) -> Tensor:

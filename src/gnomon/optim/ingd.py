@@ -266,8 +266,8 @@ class INGD(LayerwiseOptimizer):
         return symmetric.pack(value) if self._is_square(tracked, key) else value
 
     def _unpack(self, tracked: Tracked, key: str, sent: Tensor) -> None:
-        square = self._is_square(tracked, key)
-        super()._unpack(tracked, key, symmetric.unpack(sent, _side(tracked, key[0]).k) if square else sent)
+        size = _side(tracked, "K" if key == "KK" else "C").k
+        super()._unpack(tracked, key, symmetric.unpack(sent, size) if self._is_square(tracked, key) else sent)
 
     def _is_square(self, tracked: Tracked, key: str) -> bool:
         """Whether a part of the state is a symmetric matrix in full."""

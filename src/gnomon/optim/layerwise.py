@@ -776,7 +776,7 @@ class LayerwiseOptimizer(Optimizer):
                 directions = list(torch._foreach_mul(directions, scale.to(directions[0])))
             if not self._precondition_only:
                 states, gates = [self.state[part.p] for part in same], ok.to(directions[0]).expand(len(same))
-                params = [part.p for part in same]
+                params: list[Tensor] = [part.p for part in same]
                 directions = rules.gathered_speed(params, states, directions, same[0].group, gates)
             for part, direction in zip(same, directions, strict=True):
                 part.direction = direction

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any, Literal
 
 import torch
@@ -31,8 +32,9 @@ class Ranks:
         self.members, self.sent = tuple(members), Counter[Purpose]()
         self._group = None
         if self.count > 1:
-            options = {"timeout": _timeout(like), "backend": dist.get_backend(like)}
-            self._group = dist.new_group(list(members), use_local_synchronization=True, **options)
+            self._group = dist.new_group(
+                list(members), _timeout(like), dist.get_backend(like), use_local_synchronization=True
+            )
 
     @classmethod
     def of(cls, model: nn.Module) -> Ranks:
@@ -143,7 +145,7 @@ def _as_bytes(tensors: list[Tensor]) -> Tensor:
     return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
 
 
-def _timeout(group: dist.ProcessGroup | None) -> object:
+def _timeout(group: dist.ProcessGroup | None) -> timedelta | None:
     """How long the user lets a rank wait; a new group would begin with torch's default."""
     if group is None:
         return None
