@@ -278,6 +278,10 @@ def test_a_batch_is_a_function_of_indices_and_generator(tmp_path, name):
     if name != "digits":  # whose images are not augmented
         assert not torch.equal(x, first.train_batch(indices, seeded(2))[0])
     assert torch.equal(first.test_batch(indices[1:])[0], again.test_batch(indices[1:])[0])
+    for chosen in (slice(0, 1), slice(1, 3)):  # whoever makes a part of a batch makes it alike
+        part = first.train_batch(indices, seeded(1), chosen)
+        assert torch.equal(part[0], x[chosen])
+        assert torch.equal(part[1], y[chosen])
 
 
 @pytest.mark.parametrize("name", ["digits", "fashion-mnist", "cifar100"])

@@ -4,7 +4,22 @@ import pytest
 import torch
 from torch import nn
 
+from gnomon.optim import INGD
 from gnomon.optim.layers import is_known, layer_of
+
+
+class Conv1D(nn.Module):
+    """As in transformers, which need not be installed."""
+
+    def __init__(self, outputs, inputs):
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(inputs, outputs)), nn.Parameter(torch.randn(outputs))
+
+    def forward(self, x):
+        return torch.addmm(self.bias, x.flatten(0, -2), self.weight).unflatten(0, x.shape[:-1])
+
+
+Conv1D.__module__ = "transformers.pytorch_utils"
 
 MODULES = {
     "linear": (nn.Linear(5, 3), (4, 5)),
@@ -12,6 +27,8 @@ MODULES = {
     "linear over a sequence": (nn.Linear(5, 3), (4, 6, 5)),
     "linear over a grid": (nn.Linear(5, 3), (4, 2, 3, 5)),
     "linear of one vector": (nn.Linear(5, 3), (5,)),
+    "linear with its weight transposed": (Conv1D(3, 5), (4, 5)),
+    "linear with its weight transposed, over a sequence": (Conv1D(3, 5), (4, 6, 5)),
     "conv1d": (nn.Conv1d(4, 6, 3, padding=1), (2, 4, 9)),
     "conv1d, same, dilated": (nn.Conv1d(4, 6, 4, padding="same", dilation=2), (2, 4, 11)),
     "conv2d": (nn.Conv2d(3, 5, 3), (2, 3, 7, 8)),
@@ -66,6 +83,24 @@ def test_reduced_rows_are_means_of_inputs_and_sums_of_gradients(name):
     x_rows, g_rows = layer.rows(x, g, "reduce")
     torch.testing.assert_close(x_rows, expanded[0].mean(2))
     torch.testing.assert_close(g_rows, expanded[1].sum(2))
+
+
+def test_a_transposed_weight_is_trained_as_a_linear_layer():
+    torch.manual_seed(0)
+    linear, other = nn.Linear(5, 3), Conv1D(3, 5)
+    with torch.no_grad():
+        other.weight.copy_(linear.weight.mT)
+        other.bias.copy_(linear.bias)
+    for settings in ({}, {"preset": "paper"}, {"structure": "triangular"}, {"memory": "low"}):
+        optimizers = [INGD(model, update_every=2, **settings) for model in (linear, other)]
+        for _ in range(6):
+            x = torch.randn(8, 5)
+            for model, optimizer in zip((linear, other), optimizers, strict=True):
+                optimizer.zero_grad()
+                model(x).square().mean().backward()
+                optimizer.step()
+        torch.testing.assert_close(other.weight.mT, linear.weight, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(other.bias, linear.bias, rtol=1e-4, atol=1e-5)
 
 
 def test_frozen_biases_and_unknown_modules():

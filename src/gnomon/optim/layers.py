@@ -139,6 +139,23 @@ class LinearLayer(ModuleLayer):
         return _sequences(g).unsqueeze(0)
 
 
+class InputMajorLinearLayer(LinearLayer):
+    """Hugging Face's ``Conv1D``, of GPT-2 and its kin: ``y = x V + b``, a linear layer whose weight V is W^T."""
+
+    rows_are_exact = False  # whether a gradient is their product is tested on weights that lie as W does
+
+    def __init__(self, module: Any, **options: bool) -> None:
+        super().__init__(module, **options)
+        self.p, self.d = module.weight.shape
+        self.p += self.bias is not None
+
+    def _to_matrix(self, weight: Tensor) -> Tensor:
+        return weight.mT.unsqueeze(0)
+
+    def _from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix.squeeze(0).mT
+
+
 def _sequences(x: Tensor) -> Tensor:
     """``(samples, positions, features)`` from a vector or from any number of leading dimensions."""
     x = x.reshape(1, -1) if x.ndim == 1 else x
@@ -308,6 +325,16 @@ KINDS: dict[type[nn.Module], Callable[..., ModuleLayer]] = {
 }
 """How each kind of module is seen; subclasses count as their base."""
 
+KINDS_BY_NAME: dict[str, Callable[..., ModuleLayer]] = {"transformers.pytorch_utils.Conv1D": InputMajorLinearLayer}
+"""The same for classes of libraries that need not be installed."""
+
+
+def _kind(module: nn.Module) -> Callable[..., ModuleLayer] | None:
+    known = (kind for base, kind in KINDS.items() if isinstance(module, base))
+    names = (f"{base.__module__}.{base.__qualname__}" for base in type(module).__mro__)
+    named = (KINDS_BY_NAME[name] for name in names if name in KINDS_BY_NAME)
+    return next(known, None) or next(named, None)
+
 
 def is_known(module: nn.Module) -> bool:
     """Whether a module is of a known kind, with a weight of its own.
@@ -315,13 +342,15 @@ def is_known(module: nn.Module) -> bool:
     A weight that is computed (weight norm, a parametrization) is no parameter: what it is computed from is bare. Sparse
     gradients have no matrix.
     """
-    known = isinstance(module, tuple(KINDS)) and not getattr(module, "sparse", False)
+    known = _kind(module) is not None and not getattr(module, "sparse", False)
     return known and module._parameters.get("weight") is not None
 
 
 def layer_of(module: nn.Module, **options: bool) -> ModuleLayer:
     """A module of a known kind as a layer."""
-    return next(kind for base, kind in KINDS.items() if isinstance(module, base))(module, **options)
+    kind = _kind(module)
+    assert kind is not None, f"{type(module).__name__} is of no known kind"
+    return kind(module, **options)
 
 
 def attention_layers(module: nn.MultiheadAttention) -> Iterator[tuple[str, MatrixLayer]]:

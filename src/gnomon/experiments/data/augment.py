@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,25 +15,35 @@ ATTEMPTS = 10
 """A random resized crop tries so many shapes before it takes the middle of the image."""
 
 
-def crop_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+class Part(NamedTuple):
+    """Which samples of a batch there are. Numbers are drawn for all of it, so that a sample's do not depend on this."""
+
+    samples: int
+    """Of the whole batch."""
+    chosen: slice = slice(None)
+
+
+def crop_and_flip(images: Tensor, generator: torch.Generator, part: Part | None = None) -> Tensor:
     """A window of the image's own size in the image with four black pixels around it, mirrored half of the time."""
-    count, _, height, width = images.shape
+    part = part or Part(len(images))
+    height, width = images.shape[-2:]
     padded = pad(images, (PADDING,) * 4)
-    corner = torch.randint(2 * PADDING + 1, (2, count, 1), generator=generator, device=generator.device)
-    top, left = corner.to(images.device)
+    corner = torch.randint(2 * PADDING + 1, (2, part.samples, 1), generator=generator, device=generator.device)
+    top, left = corner[:, part.chosen].to(images.device)
     rows = top + torch.arange(height, device=images.device)
     columns = left + torch.arange(width, device=images.device)
-    mirrored = _half(count, generator, images.device)
+    mirrored = _half(part, generator, images.device)
     columns = torch.where(mirrored[:, None], columns.flip(-1), columns)
     return _gathered(padded.flatten(2), rows[:, :, None] * padded.shape[-1] + columns[:, None, :])
 
 
-def rotate_and_flip(images: Tensor, generator: torch.Generator) -> Tensor:
+def rotate_and_flip(images: Tensor, generator: torch.Generator, part: Part | None = None) -> Tensor:
     """A turn about the centre by an angle in +-20 degrees, nearest pixel, black outside; mirrored half of the time."""
-    count, _, height, width = images.shape
-    turn = torch.rand(count, 1, 1, generator=generator, device=generator.device).to(images.device)
+    part = part or Part(len(images))
+    height, width = images.shape[-2:]
+    turn = torch.rand(part.samples, 1, 1, generator=generator, device=generator.device)[part.chosen].to(images.device)
     angle = (2 * turn - 1) * math.radians(DEGREES)
-    mirrored = _half(count, generator, images.device)[:, None, None]
+    mirrored = _half(part, generator, images.device)[:, None, None]
     # so far outside can a turned pixel come from: with a margin of this width no pixel needs a test
     margin = math.ceil((max(height, width) - 1) / 2 * math.sin(math.radians(DEGREES)))
     padded = pad(images, (margin,) * 4)
@@ -52,14 +63,14 @@ def _gathered(flat: Tensor, pixels: Tensor) -> Tensor:
     return taken.unflatten(2, pixels.shape[1:])
 
 
-def flip(images: Tensor, generator: torch.Generator) -> Tensor:
+def flip(images: Tensor, generator: torch.Generator, part: Part | None = None) -> Tensor:
     """Mirrored half of the time."""
-    mirrored = _half(len(images), generator, images.device)
+    mirrored = _half(part or Part(len(images)), generator, images.device)
     return torch.where(mirrored[:, None, None, None], images.flip(-1), images)
 
 
-def _half(count: int, generator: torch.Generator, device: torch.device) -> Tensor:
-    return torch.rand(count, generator=generator, device=generator.device).to(device) < 0.5
+def _half(part: Part, generator: torch.Generator, device: torch.device) -> Tensor:
+    return torch.rand(part.samples, generator=generator, device=generator.device)[part.chosen].to(device) < 0.5
 
 
 def crop_draws(count: int, generator: torch.Generator) -> list[list[list[float]]]:

@@ -34,8 +34,13 @@ class DataSet(ABC):
     test_size: int
 
     @abstractmethod
-    def train_batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Inputs, augmented with the generator's random numbers and normalized, and targets."""
+    def train_batch(
+        self, indices: Tensor, generator: torch.Generator, chosen: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        """Inputs, augmented with the generator's random numbers and normalized, and targets.
+
+        With ``chosen`` those samples of the batch alone, as they are in the whole of it.
+        """
 
     @abstractmethod
     def test_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:

@@ -71,11 +71,13 @@ class ImageFolder(DataSet):
         self._test = Files(_labeled_files(held_out, names), test_limit, "test_limit")
         self.train_size, self.test_size = len(self._train), len(self._test)
 
-    def train_batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        files, labels = self._train.taken(indices)
-        draws = augment.crop_draws(len(files), generator)
+    def train_batch(
+        self, indices: Tensor, generator: torch.Generator, chosen: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        files, labels = self._train.taken(indices[chosen])
+        draws = augment.crop_draws(len(indices), generator)[chosen]
         images = _batch(files, (partial(_random_crop, draws=row) for row in draws))
-        return IMAGENET.augmented(images, generator), labels
+        return IMAGENET.augmented(images, generator, augment.Part(len(indices), chosen)), labels
 
     def test_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         files, labels = self._test.taken(indices)

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .augment import Part
 from .base import DataError, DataSet, first, split
 
 
@@ -29,7 +30,7 @@ class Recipe:
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
-    augment: Callable[[Tensor, torch.Generator], Tensor] | None = None
+    augment: Callable[[Tensor, torch.Generator, Part], Tensor] | None = None
     white: int = 255
     """The byte that stands for 1."""
 
@@ -38,8 +39,8 @@ class Recipe:
         # one allocation: at this size a fresh block costs more than the arithmetic in it
         return images.to(torch.float32, copy=True).div_(self.white).sub_(mean).div_(std)
 
-    def augmented(self, images: Tensor, generator: torch.Generator) -> Tensor:
-        return self.normalized(images if self.augment is None else self.augment(images, generator))
+    def augmented(self, images: Tensor, generator: torch.Generator, part: Part) -> Tensor:
+        return self.normalized(images if self.augment is None else self.augment(images, generator, part))
 
 
 class InMemoryImages(DataSet):
@@ -53,9 +54,11 @@ class InMemoryImages(DataSet):
         self.train_size, self.test_size = len(train.images), len(test.images)
         self._train, self._test = train, test
 
-    def train_batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        images, labels = _taken(self._train, indices)
-        return self.recipe.augmented(images, generator), labels
+    def train_batch(
+        self, indices: Tensor, generator: torch.Generator, chosen: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
+        images, labels = _taken(self._train, indices[chosen])
+        return self.recipe.augmented(images, generator, Part(len(indices), chosen)), labels
 
     def test_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         images, labels = _taken(self._test, indices)

@@ -28,10 +28,12 @@ class PythonText(DataSet):
     def _stretches(self, count: int, size: int | None) -> Tensor:
         return shuffled(count)[:size] * self.context
 
-    def train_batch(self, indices: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    def train_batch(
+        self, indices: Tensor, generator: torch.Generator, chosen: slice = slice(None)
+    ) -> tuple[Tensor, Tensor]:
         """Each piece is moved on by a random part of its length, so that epochs differ."""
         shifts = torch.randint(self.context, indices.shape, generator=generator, device=generator.device)
-        return self._cut(self._text, self._starts[indices] + shifts.to(indices.device))
+        return self._cut(self._text, (self._starts[indices] + shifts.to(indices.device))[chosen])
 
     def test_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
         return self._cut(self._held_out, self._test_starts[indices])

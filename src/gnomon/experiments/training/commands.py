@@ -6,9 +6,12 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NoReturn
 
 import typer
+
+if TYPE_CHECKING:
+    from .ranks import Ranks
 
 
 # ---------------------------------------------------------------------- names that the shell completes
@@ -164,6 +167,16 @@ def train(
         typer.Option(" /--no-channels-last", help="Keep torch's usual memory layout.", rich_help_panel=MACHINE),
     ] = None,
     device: Device = None,
+    timeout: Annotated[
+        float,
+        _option(
+            MACHINE,
+            "How long one of several processes waits for another before it gives up.",
+            True,
+            min=1,
+            metavar="SECONDS",
+        ),
+    ] = 600.0,
 ) -> None:
     """Train a network on a data set, by the paper's protocol where nothing else is said.
 
@@ -172,41 +185,58 @@ def train(
     The folder gets config.toml, versions.json, metrics.jsonl with a line for each epoch, checkpoint.pt and curves.png.
 
     Ctrl-C saves a checkpoint first. A run that was stopped, even killed, goes on with --resume.
+
+    On several GPUs or machines: torchrun --nproc-per-node 4 -m gnomon train ..., with the same options.
     """
-    given = _given(locals(), "output", "config", "resume", "save_every", "tensorboard")
+    given = _given(locals(), "output", "config", "resume", "save_every", "tensorboard", "timeout")
     with one_line_errors():
-        _train(given, config, output, resume, save_every, tensorboard)
+        from .ranks import together
+
+        with together(timeout) as ranks:
+            number = _train(ranks, given, config, output, resume, save_every, tensorboard)
+    if number is not None:
+        raise typer.Exit(128 + number)
 
 
 def _train(
-    given: dict[str, Any], file: Path | None, output: Path | None, resume: bool, save_every: float, tensorboard: bool
-) -> None:
-    from .config import completed, config_from, read_settings
+    ranks: Ranks,
+    given: dict[str, Any],
+    file: Path | None,
+    output: Path | None,
+    resume: bool,
+    save_every: float,
+    tensorboard: bool,
+) -> int | None:
+    """Train and report; returns the signal that interrupted it, if one did."""
+    from .config import TrainingError, completed, config_from, read_settings
     from .folder import RunFolder
-    from .report import Bar, Several, TensorBoard
+    from .report import Bar, Several, Silent, TensorBoard
     from .run import train as run
 
     said = {**({} if file is None else read_settings(file)), **given}
     config = completed(config_from(said))
     folder = output or Path("runs", f"{config.data}-{config.model}-{config.optimizer}-{config.seed}")
-    place = RunFolder(folder)
-    if resume and place.exists:
+    place, bar = RunFolder(folder), Bar()
+    reporter: Silent = Several(bar, TensorBoard(folder)) if tensorboard else bar
+    if ranks.leads and resume and place.exists:
         place.check_same(said)
         config = config_from(said, place.config())
-    elif resume:
+    elif ranks.leads and resume:
         typer.echo(f"There is no run in {folder} yet: it begins.")
-    bar = Bar()
-    reporter = Several(bar, TensorBoard(folder)) if tensorboard else bar
-    outcome = run(config, folder, resume=resume, reporter=reporter, save_every=save_every)
+    begun = config
+    config = ranks.from_first(lambda: begun)
+    reporter = reporter if ranks.leads else Silent()
+    outcome = run(config, folder, resume=resume, reporter=reporter, save_every=save_every, ranks=ranks)
     if outcome.failure is not None:
-        _stop(
-            f"Error: {outcome.failure}; begin again with a smaller --lr (it was {config.lr:g}) in another --output. "
+        raise TrainingError(
+            f"{outcome.failure}; begin again with a smaller --lr (it was {config.lr:g}) in another --output. "
             f"The last good checkpoint is in {folder}."
         )
-    if outcome.signal is not None:
+    if ranks.leads and outcome.signal is not None:
         typer.echo(f"Interrupted, and saved. Go on with: gnomon train --output {folder} --resume", err=True)
-        raise typer.Exit(128 + outcome.signal)
-    bar.console.print(f"Results: {folder}/metrics.jsonl and curves.png", soft_wrap=True, highlight=False)
+    elif ranks.leads:
+        bar.console.print(f"Results: {folder}/metrics.jsonl and curves.png", soft_wrap=True, highlight=False)
+    return outcome.signal
 
 
 def compare(
@@ -292,7 +322,9 @@ def _tune(given: dict[str, Any], optimizers: list[str], budget: int, file: Path 
     from rich.console import Console
 
     from .config import config_from, read_settings
+    from .ranks import check_alone
 
+    check_alone("gnomon tune")
     try:
         from .tune import InterruptedSearchError, best_file, search_table, trial_line
         from .tune import tune as search
@@ -327,6 +359,9 @@ def _tune(given: dict[str, Any], optimizers: list[str], budget: int, file: Path 
 def reproduce_table(name: str, output: Path, scale: str, data_dir: Path | None, jobs: int | None) -> None:
     """What ``gnomon reproduce`` does for a table."""
     with one_line_errors():
+        from .ranks import check_alone
+
+        check_alone("gnomon reproduce")
         try:
             from ..tables.reproduce import reproduce_table as run
         except ModuleNotFoundError as missing:

@@ -55,8 +55,9 @@ class RunFolder:
         if self.exists:
             raise TrainingError(f"{self.path} holds a run; add --resume to go on with it, or choose another --output")
 
-    def begin(self, config: Config, device: str) -> None:
-        machine = {"platform": platform.platform(), "device": device, "threads": torch.get_num_threads()}
+    def begin(self, config: Config, device: str, ranks: int = 1) -> None:
+        threads = torch.get_num_threads()
+        machine = {"platform": platform.platform(), "device": device, "threads": threads, "ranks": ranks}
         with self.writing("versions.json"):
             write_atomically(self.path / "versions.json", json.dumps({**versions(), **machine}, indent=1) + "\n")
         self.write_config(config)  # the last: with it there is a run

@@ -48,7 +48,7 @@ class Bar(Silent):
         self._print(
             f"{config.model} ({parameters:,} parameters) on {config.data} ({data.train_size:,} to train, "
             f"{data.test_size:,} to {'validate' if config.validation else 'test'}), {TITLES[config.optimizer]} at "
-            f"lr {config.lr:g}, {trainer.steps_per_epoch} steps an epoch on {trainer.device}"
+            f"lr {config.lr:g}, {trainer.steps_per_epoch} steps an epoch on {_place(trainer)}"
         )
         if trainer.steps:
             self._print(f"going on at epoch {trainer.epoch + 1}, step {trainer.step}")
@@ -79,6 +79,11 @@ class Bar(Silent):
 
     def _print(self, text: str) -> None:
         self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def _place(trainer: Trainer) -> str:
+    ranks = trainer.ranks.size
+    return str(trainer.device) if ranks == 1 else f"{ranks} ranks of {trainer.device.type}"
 
 
 class TensorBoard(Silent):

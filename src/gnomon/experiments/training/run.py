@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -16,6 +17,7 @@ from .. import data as sets
 from .config import Config, TrainingError, completed
 from .curves import draw_run
 from .folder import RunFolder
+from .ranks import ALONE, Ranks, reason
 from .report import Silent
 from .trainer import CHECK_EVERY, DivergedError, Epoch, Trainer, load_data
 
@@ -37,7 +39,11 @@ class Outcome:
 
 
 class _InterruptedError(Exception):
-    """A signal has come, and the state is whole."""
+    """A signal has come to some rank, and the state is whole."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__()
+        self.number = number
 
 
 def train(
@@ -48,6 +54,7 @@ def train(
     reporter: Silent | None = None,
     save_every: float = SAVE_EVERY,
     data: sets.DataSet | None = None,
+    ranks: Ranks = ALONE,
 ) -> Outcome:
     """Train as a config says, or go on with the run in a folder.
 
@@ -58,12 +65,34 @@ def train(
         reporter: what shows the progress.
         save_every: seconds between checkpoints; 0 for one after each step.
         data: the config's data, where it is at hand.
+        ranks: the processes that train together; the first has the folder.
 
-    A signal to end (Ctrl-C) waits for the end of the step; a checkpoint is then saved. Bad input, and a disk that is
-    full, raise :class:`~.config.TrainingError` or :class:`~gnomon.experiments.data.DataError` with one line.
+    A signal to end (Ctrl-C) waits for the end of the step; a checkpoint is then saved. Bad input, a disk that is full
+    and a rank that is gone raise :class:`~.config.TrainingError` or :class:`~gnomon.experiments.data.DataError` with
+    one line.
     """
-    config, reporter = completed(config), reporter or Silent()
-    place = None if folder is None else RunFolder(folder)
+    try:
+        return _trained(completed(config), folder, resume, reporter or Silent(), save_every, data, ranks)
+    except RuntimeError as error:
+        if not ranks.is_loss_of_a_rank(error):
+            raise
+        remedy = "begin again" if folder is None else f"gnomon train --output {folder} --resume"
+        raise TrainingError(
+            f"rank {ranks.rank} of {ranks.size} has lost another rank ({reason(error)}); go on from the last "
+            f"checkpoint, alone or with torchrun on as many ranks as there are: {remedy}"
+        ) from None
+
+
+def _trained(
+    config: Config,
+    folder: Path | None,
+    resume: bool,
+    reporter: Silent,
+    save_every: float,
+    data: sets.DataSet | None,
+    ranks: Ranks,
+) -> Outcome:
+    place = RunFolder(folder) if folder is not None and ranks.leads else None
     goes_on = resume and place is not None and place.exists
     if place is not None and goes_on:
         place.check_same(asdict(config))
@@ -72,7 +101,7 @@ def train(
     data = data or load_data(config)
     cuda = range(torch.cuda.device_count())
     with torch.random.fork_rng(cuda), _noted_signals() as signals:
-        run = _Run(config, Trainer(config, data), place, reporter, save_every, signals)
+        run = _Run(config, Trainer(config, data, ranks), place, reporter, save_every, signals)
         run.begin(goes_on)
         return run.outcome()
 
@@ -90,19 +119,25 @@ class _Run:
         signals: list[int],
     ) -> None:
         self.config, self.trainer, self.place, self.reporter = config, trainer, place, reporter
-        self.save_every, self.signals = save_every, signals
+        self.save_every, self.signals, self.ranks = save_every, signals, trainer.ranks
         self.epochs: list[Epoch] = []
 
     def begin(self, goes_on: bool) -> None:
+        """Load what was saved, if the run goes on; the first rank, which has the folder, decides and reads."""
+        saved = self.ranks.from_first(lambda: self._saved() if goes_on else None)
+        if saved is not None:
+            state, self.epochs = saved
+            self.trainer.load(state)
         if self.place is None:
             return
         if not goes_on:
-            self.place.begin(self.config, str(self.trainer.device))
-        elif (saved := self.place.load(self.config, self.trainer.device)) is not None:
-            state, self.epochs = saved
-            self.trainer.load(state)
+            self.place.begin(self.config, str(self.trainer.device), self.ranks.size)
         self.place.write_config(self.config)
         self.place.write_epochs(self.epochs)
+
+    def _saved(self) -> tuple[dict[str, Any], list[Epoch]] | None:
+        device = torch.device("cpu") if self.ranks.several else self.trainer.device
+        return None if self.place is None else self.place.load(self.config, device)
 
     def outcome(self) -> Outcome:
         outcome = Outcome(self.config, self.trainer, self.epochs)
@@ -110,8 +145,8 @@ class _Run:
         try:
             self._train()
             self._save()
-        except _InterruptedError:
-            outcome.signal = self.signals[0]
+        except _InterruptedError as interrupt:
+            outcome.signal = interrupt.number
             try:
                 self._save()
             except DivergedError as error:
@@ -119,7 +154,7 @@ class _Run:
         except DivergedError as error:
             outcome.failure = str(error)
         except RuntimeError as error:
-            if not self.config.compile:
+            if not self.config.compile or self.ranks.is_loss_of_a_rank(error):
                 raise
             raise TrainingError(f"compiling failed ({str(error).splitlines()[0]}); leave out --compile") from None
         finally:
@@ -135,8 +170,7 @@ class _Run:
             for _ in self.trainer.rest_of_epoch():
                 if self.trainer.step % CHECK_EVERY == 0:
                     self.reporter.step(self.trainer)
-                self._heed_signals()
-                if time.monotonic() - saved >= self.save_every:
+                if self._heed_signals(save=time.monotonic() - saved >= self.save_every):
                     self._save()
                     saved = time.monotonic()
             epoch = self.trainer.finish_epoch(between=self._heed_signals)
@@ -145,15 +179,19 @@ class _Run:
                 self.place.add_epoch(epoch)
             self.reporter.epoch(epoch)
 
-    def _heed_signals(self) -> None:
-        if self.signals:
-            raise _InterruptedError
+    def _heed_signals(self, save: bool = False) -> bool:
+        """Whether to save, as all ranks see it; a signal to any of them interrupts all."""
+        number, save_now = self.ranks.greatest(self.signals[0] if self.signals else 0, save)
+        if number:
+            raise _InterruptedError(number)
+        return bool(save_now)
 
     def _save(self) -> None:
         """A checkpoint, unless the weights are not finite: the last good one stays then."""
         self.trainer.check_weights()
+        state = self.trainer.state()  # which ranks may have to gather
         if self.place is not None:
-            self.place.save(self.config, self.trainer.state(), self.epochs)
+            self.place.save(self.config, state, self.epochs)
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from .. import data as sets
 from .. import models
 from .config import Config, TrainingError
 from .optimizers import build_optimizer
+from .ranks import ALONE, Ranks, load_optimizer_state, optimizer_state
 from .schedule import rate
 
 CHECK_EVERY = 10
@@ -48,7 +49,7 @@ class Epoch:
     seconds: float
     """Since the start of the run, of training steps with their batches alone; measuring and saving are left out."""
     cpu_seconds: float
-    """The same in the process's CPU time, over all its threads."""
+    """The same in the process's CPU time, over all its threads; of several ranks, the first one's."""
 
 
 def load_data(config: Config) -> sets.DataSet:
@@ -58,15 +59,21 @@ def load_data(config: Config) -> sets.DataSet:
     return found.held_out(config.validation) if config.validation else found
 
 
-def chosen_device(name: str) -> torch.device:
+def chosen_device(name: str, ranks: Ranks = ALONE) -> torch.device:
+    """The device of a name; each of several ranks has a GPU of its own."""
+    remedy = "'auto' takes what there is"
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    if ranks.several and name == "cuda":
+        name, remedy = f"cuda:{ranks.local_rank}", "start one rank for each GPU, or give --device cpu"
+    elif ranks.several and name.startswith("cuda:"):
+        raise TrainingError(f"device {name!r} is one GPU for {ranks.size} ranks; give 'cuda', which is one for each")
     try:
         device = torch.device(name)
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise TrainingError(f"device {name!r} cannot be used: {reason}; 'auto' takes what there is") from None
+        raise TrainingError(f"device {name!r} cannot be used: {reason}; {remedy}") from None
     return device
 
 
@@ -79,26 +86,28 @@ class Trainer:
     """A model, its optimizer and how far they are.
 
     Everything random in a step comes from the run's seed and the step's number, so a state that is loaded in the middle
-    of an epoch goes on exactly as the one that was saved.
+    of an epoch goes on exactly as the one that was saved. Several ranks have one each, and call its methods together.
     """
 
-    def __init__(self, config: Config, data: sets.DataSet) -> None:
-        self.config, self.data = config, data
-        self.device = chosen_device(config.device)
+    def __init__(self, config: Config, data: sets.DataSet, ranks: Ranks = ALONE) -> None:
+        self.config, self.data, self.ranks = config, data, ranks
+        self.device = chosen_device(config.device, ranks)
         self.epoch = self.step = 0
         self.seconds = self.cpu_seconds = 0.0
         self.sums = torch.zeros(2, device=self.device)  # of loss and error over the epoch's steps
         self.batch_size = min(config.batch_size, data.train_size)
+        self._share = ranks.share(self.batch_size)
         self.steps_per_epoch = data.train_size // self.batch_size
         torch.manual_seed(seed_of(config.seed, "model"))
         self.model = self._built().to(self.device)
         if self.channels_last:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self._check_fit()
-        self.optimizer = build_optimizer(config, self.model)
+        trained = ranks.wrapped(self.model)
+        self.optimizer = build_optimizer(config, trained)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
         # built after the optimizer: a compiled model does not look for hooks later
-        self.forward: Callable[[Tensor], Tensor] = torch.compile(self.model) if config.compile else self.model
+        self.forward: Callable[[Tensor], Tensor] = torch.compile(trained) if config.compile else trained
 
     def _built(self) -> nn.Module:
         try:
@@ -175,7 +184,7 @@ class Trainer:
 
         def batch(step: int) -> tuple[Tensor, Tensor]:
             chosen = order[step * self.batch_size : (step + 1) * self.batch_size]
-            return self.data.train_batch(chosen, _generator(seed, epoch, step, "batch"))
+            return self.data.train_batch(chosen, _generator(seed, epoch, step, "batch"), self._share)
 
         with ThreadPoolExecutor(max_workers=1) as worker:
             coming = deque(worker.submit(batch, step) for step in range(self.step, self.steps_per_epoch)[:1])
@@ -186,21 +195,22 @@ class Trainer:
                 yield present
 
     def _take_step(self, x: Tensor, y: Tensor) -> None:
-        torch.manual_seed(seed_of(self.config.seed, self.epoch, self.step, "step"))  # for dropout and the like
+        own = (self.ranks.rank,) if self.ranks.rank else ()
+        torch.manual_seed(seed_of(self.config.seed, self.epoch, self.step, "step", *own))  # for dropout and the like
         factor = rate(self.config, self.steps, self.steps_per_epoch)
         for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
         self.optimizer.zero_grad()
-        loss, error = self._loss_and_error(x, y)
+        loss, error = self._loss_and_error(self.forward, x, y)
         loss.backward()
         self.optimizer.step()
-        self.sums += torch.stack([loss.detach(), error])
+        self.sums += self.ranks.mean(torch.stack([loss.detach(), error]))
 
-    def _loss_and_error(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _loss_and_error(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The mean cross entropy and the share of wrong answers in %; of text, over all its positions."""
         y = y.to(self.device).flatten()
         with self._autocast():
-            output = self.forward(self._placed(x)).flatten(0, -2)
+            output = forward(self._placed(x)).flatten(0, -2)
         return cross_entropy(output.float(), y), 100 * (output.detach().argmax(-1) != y).float().mean()
 
     def _autocast(self) -> AbstractContextManager[Any]:
@@ -219,7 +229,7 @@ class Trainer:
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise DivergedError(f"weights are not finite at epoch {self.epoch + 1}, step {self.step}")
 
-    def finish_epoch(self, between: Callable[[], None]) -> Epoch:
+    def finish_epoch(self, between: Callable[[], object]) -> Epoch:
         """Measure on the test set, and turn to the next epoch; ``between`` is called after each batch."""
         test_loss, test_error = self.measure(between)
         if not math.isfinite(test_loss):
@@ -231,15 +241,19 @@ class Trainer:
         self.sums.zero_()
         return record
 
-    def measure(self, between: Callable[[], None] = lambda: None) -> tuple[float, float]:
-        """Loss and error in % over the whole test set."""
+    def measure(self, between: Callable[[], object] = lambda: None) -> tuple[float, float]:
+        """Loss and error in % over the whole test set, of which each rank takes a part."""
         self.model.eval()
+        self.ranks.share_buffers(self.model)
+        # ranks have parts of unequal size, or none: no forward pass may wait for the others
+        forward = self.model if self.ranks.several else self.forward
         sums = torch.zeros(2, device=self.device)
         with torch.no_grad():
-            for indices in torch.arange(self.data.test_size).split(self.batch_size):
-                sums += len(indices) * torch.stack(self._loss_and_error(*self.data.test_batch(indices)))
+            for batch in torch.arange(self.data.test_size).split(self.batch_size):
+                if len(own := batch[self.ranks.rank :: self.ranks.size]):
+                    sums += len(own) * torch.stack(self._loss_and_error(forward, *self.data.test_batch(own)))
                 between()
-        loss, error = (sums / self.data.test_size).tolist()
+        loss, error = (self.ranks.total(sums) / self.data.test_size).tolist()
         return loss, error
 
     # ------------------------------------------------------------------ states
@@ -253,7 +267,7 @@ class Trainer:
             "seconds": self.seconds,
             "cpu seconds": self.cpu_seconds,
             "model": self.model.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizer": optimizer_state(self.optimizer),
         }
 
     def load(self, state: dict[str, Any]) -> None:
@@ -266,7 +280,7 @@ class Trainer:
                 )
         try:
             self.model.load_state_dict(state["model"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            load_optimizer_state(self.optimizer, state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
             reason = str(error).splitlines()[0].rstrip(":")
             raise TrainingError(

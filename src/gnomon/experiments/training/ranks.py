@@ -1,0 +1,187 @@
+"""Several processes that train one network: which one this is, what they share, and what follows when one is gone.
+
+``torchrun`` starts them and tells each its rank. Each takes an equal part of every batch; gradients, statistics and
+measures are means over the ranks, so they all take the steps that one process would take with the whole batch.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
+from torch.optim import Optimizer
+
+from .config import TrainingError
+
+T = TypeVar("T")
+ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""What ``torchrun`` sets for each process, with ``LOCAL_RANK``: which of those on its machine it is."""
+
+
+class Ranks:
+    """This process among those that train together; alone where nothing is said."""
+
+    def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, store: Any = None) -> None:
+        self.rank, self.size, self.local_rank, self._store = rank, size, local_rank, store
+
+    @property
+    def leads(self) -> bool:
+        """Whether it is the one that writes and speaks for all."""
+        return self.rank == 0
+
+    @property
+    def several(self) -> bool:
+        return self.size > 1
+
+    # ------------------------------------------------------------------ batches and the model
+    def share(self, batch_size: int) -> slice:
+        """This rank's part of a batch."""
+        if batch_size % self.size:
+            fits = [n for n in range(1, self.size) if batch_size % n == 0]
+            raise TrainingError(
+                f"batch_size = {batch_size} cannot be shared equally by {self.size} ranks; start another number of "
+                f"them, such as {fits[-1]}, or begin a run with a batch_size that {self.size} divides"
+            )
+        each = batch_size // self.size
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+    def wrapped(self, model: nn.Module) -> nn.Module:
+        """The model whose backward pass takes the mean of gradients over the ranks."""
+        return nn.parallel.DistributedDataParallel(model) if self.several else model
+
+    def share_buffers(self, model: nn.Module) -> None:
+        """The first rank's for all: running means of batch norm differ, for each rank has seen its own samples."""
+        if self.several:
+            for buffer in model.buffers():
+                dist.broadcast(buffer, 0)
+
+    # ------------------------------------------------------------------ what they tell each other
+    def total(self, values: Tensor) -> Tensor:
+        """The sum over the ranks."""
+        if not self.several:
+            return values
+        summed = values.clone()
+        dist.all_reduce(summed)
+        return summed
+
+    def mean(self, values: Tensor) -> Tensor:
+        return self.total(values) / self.size if self.several else values
+
+    def greatest(self, *numbers: int) -> list[int]:
+        """Each number as the greatest over the ranks, so that all decide alike on what only some have noticed."""
+        if not self.several:
+            return list(numbers)
+        found = torch.tensor(numbers)  # on the processor: a device that is busy is not waited for
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+        return found.tolist()
+
+    def from_first(self, make: Callable[[], T]) -> T:
+        """What the first rank makes, for all; tensors in it are on the processor."""
+        if not self.several:
+            return make()
+        box: list[Any] = [make() if self.leads else None]
+        dist.broadcast_object_list(box, 0, device=torch.device("cpu"))
+        return box[0]
+
+    # ------------------------------------------------------------------ the end
+    def is_loss_of_a_rank(self, error: BaseException) -> bool:
+        """Whether an error says that another rank is gone, or has not answered in time."""
+        if not (self.several and isinstance(error, RuntimeError)):
+            return False
+        # gloo's errors have no class of their own, but name its source
+        return isinstance(error, dist.DistError) or re.search(r"gloo|nccl", str(error), re.IGNORECASE) is not None
+
+    def fails_first(self) -> bool:
+        """Whether this rank is the first to report an error; it alone shows it."""
+        if self._store is None or not _store_answers():
+            return True
+        try:
+            return self._store.add("failures", 1) == 1
+        except RuntimeError:
+            return True
+
+
+ALONE = Ranks()
+
+
+@contextmanager
+def together(timeout: float) -> Iterator[Ranks]:
+    """The ranks that ``torchrun`` has started, until all are done; an error is raised on one of them, others exit.
+
+    Args:
+        timeout: seconds after which a rank that waits for another gives up.
+    """
+    ranks = _joined(timeout)
+    try:
+        yield ranks
+    except Exception:
+        if not ranks.fails_first():
+            raise SystemExit(1) from None
+        raise
+    if ranks.several:
+        dist.destroy_process_group()
+
+
+def check_alone(command: str) -> None:
+    """Raise where ``torchrun`` has started several processes for what is done in one."""
+    if _are_several():
+        raise TrainingError(f"{command} is not for torchrun (WORLD_SIZE={os.environ['WORLD_SIZE']}); start it alone")
+
+
+def _are_several() -> bool:
+    return all(name in os.environ for name in ENVIRONMENT) and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def _joined(timeout: float) -> Ranks:
+    if not _are_several():
+        return ALONE
+    size, limit = int(os.environ["WORLD_SIZE"]), timedelta(seconds=timeout)
+    local_rank = int(os.environ.get("LOCAL_RANK", os.environ["RANK"]))
+    cuda = torch.cuda.is_available()
+    if cuda:
+        torch.cuda.set_device(local_rank % torch.cuda.device_count())
+    try:
+        store, rank, size = next(iter(rendezvous("env://", timeout=limit)))
+        store.set_timeout(limit)
+        backend = "cpu:gloo,cuda:nccl" if cuda and dist.is_nccl_available() else "gloo"
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    except (RuntimeError, ValueError) as error:
+        raise TrainingError(
+            f"the {size} ranks did not meet within --timeout {timeout:g} seconds ({reason(error)}); start all of them, "
+            "with one MASTER_ADDR and MASTER_PORT, or run without torchrun"
+        ) from None
+    return Ranks(rank, size, local_rank, store)
+
+
+def _store_answers() -> bool:
+    """Without torchrun the store is the first rank's, and gone with it; torch would show a stack before its error."""
+    try:
+        with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def reason(error: BaseException) -> str:
+    """What went wrong between ranks, in a line and without the place in the transport's source."""
+    return re.sub(r"^\[[^]]*\]\s*", "", str(error).splitlines()[0]).partition(". ")[0].rstrip(".")
+
+
+# ---------------------------------------------------------------------- checkpoints
+def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
+    """All of it, for the first rank to save; every rank calls this."""
+    return optimizer.state_dict()
+
+
+def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
+    """Give a rank what it needs of a state that was saved, by however many ranks."""
+    optimizer.load_state_dict(state)
