@@ -149,7 +149,7 @@ def _timeout(group: dist.ProcessGroup | None) -> timedelta | None:
     """How long the user lets a rank wait; a new group would begin with torch's default."""
     if group is None:
         return None
-    backend = group._get_backend(torch.device("cuda" if dist.get_backend(group) == "nccl" else "cpu"))
+    backend = group._get_backend(group._device_types[0])
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
