@@ -199,7 +199,7 @@ def test_bfloat16_factors_move_during_the_published_warm_up():
         run(optimizer, model, lambda: model(x).square().mean(), 60)
         return (optimizer.factors("")[0] - torch.eye(6)).norm().item()
 
-    full, half = moved(), moved(factor_dtype=torch.bfloat16)
+    full, half = moved(), moved(precond_dtype=torch.bfloat16)
     assert half == pytest.approx(full, rel=0.5)
     eye = torch.ones(4)
     assert torch.equal((eye * (1 + 0.0002)).bfloat16(), eye.bfloat16())  # plain rounding would lose each of them
@@ -209,7 +209,7 @@ def test_bfloat16_factors_move_during_the_published_warm_up():
 def test_bfloat16_factors_end_within_two_percent(structure):
     settings = {"steps": 300, "structure": structure, "lr": lambda step: 3e-3 * (1 - step / 300)}
     _, full = regression(**settings)
-    _, half = regression(**settings, factor_dtype=torch.bfloat16)
+    _, half = regression(**settings, precond_dtype=torch.bfloat16)
     assert half == pytest.approx(full, rel=0.02)
 
 

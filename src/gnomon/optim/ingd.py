@@ -94,7 +94,7 @@ class INGD(LayerwiseOptimizer):
             the factors are large.
         convention: ``"outside"`` keeps b1 out of the momentum, ``m <- a1 m + (...)``, ``K <- K Exp(-b1 m)``, which
             differs where b1 changes.
-        factor_dtype: type of the factors; half precision is rounded at random, seeded by ``seed``. None is that of
+        precond_dtype: type of the factors; half precision is rounded at random, seeded by ``seed``. None is that of
             the weight, and float32 at least.
         memory: ``"low"`` stores symmetric matrices to one half, and no products between updates: less state, more work.
         max_dim: a factor of a larger size is diagonal.
@@ -153,7 +153,7 @@ class INGD(LayerwiseOptimizer):
         growing_intervals: bool | None = None,
         subsample: bool | None = None,
         convention: Literal["inside", "outside"] = "inside",
-        factor_dtype: torch.dtype | None = None,
+        precond_dtype: torch.dtype | None = None,
         memory: Literal["default", "low"] = "default",
         max_dim: int | None = 8192,
         fallback: Literal["adamw", "sgd"] | None = None,
@@ -172,8 +172,8 @@ class INGD(LayerwiseOptimizer):
             raise TypeError(f"seed must be an integer, got {seed!r}")
         if max_factor_step is not None and not (isinstance(max_factor_step, (int, float)) and max_factor_step > 0):
             raise ValueError(f"max_factor_step must be positive, math.inf for no bound, got {max_factor_step!r}")
-        if factor_dtype not in (None, torch.float64, torch.float32, torch.bfloat16, torch.float16):
-            raise ValueError(f"factor_dtype must be torch.float64, float32, bfloat16 or float16, got {factor_dtype}")
+        if precond_dtype not in (None, torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(f"precond_dtype must be torch.float64, float32, bfloat16 or float16, got {precond_dtype}")
         settings = {
             "lr": lr,
             "momentum": momentum,
@@ -193,7 +193,7 @@ class INGD(LayerwiseOptimizer):
         self._convention, self._seed, self._factor_type, self._is_frugal = (
             convention,
             seed,
-            factor_dtype,
+            precond_dtype,
             memory == "low",
         )
         super().__init__(
