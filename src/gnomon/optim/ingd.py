@@ -18,7 +18,7 @@ from .factors import Curvature, KroneckerFactors, Sight, joined
 from .layers import Approximation
 from .layerwise import LayerwiseOptimizer
 from .moves import Tracked, cat
-from .rounding import rounded
+from .rounding import HALF, rounded
 from .settings import PRESETS, Scalar, Settings, check_choice
 from .square import Square
 from .structures import Structure
@@ -86,7 +86,8 @@ class INGD(LayerwiseOptimizer):
         max_factor_step: bound on the spectral norm of what an update adds to ``m_K`` and ``m_C``; ``math.inf`` for
             none.
         order: of the exponential, 1 or 2. With 2 a dense factor is kept as ``K K^T``, where its condition is bounded by
-            the size and the damping (see ``forms.keep_square``), and moves by ``(I - m_K)^2 + m_K^2 / 4``.
+            the size and the damping (see ``forms.keep_square``), and moves by ``(I - m_K)^2 + m_K^2 / 4``; elsewhere K
+            moves by ``I - m_K + 0.3 m_K^2``, which is near that.
         relative: whether curvature and damping are relative to the curvature's mean, that of the batch with
             ``curvature="kfac"`` and a running one with ``"gradient"``.
         growing_intervals: whether updates are more frequent at first.
@@ -215,13 +216,16 @@ class INGD(LayerwiseOptimizer):
 
     # ------------------------------------------------------------------ factors
     def _form(self, group: Group, dtype: torch.dtype, settings: Settings, schedules: Collection[str]) -> Group:
-        """A dense factor by its square, where the defaults bound its condition and its type can hold it."""
+        """A dense factor by its square, where the defaults bound its condition and its type can hold it.
+
+        That is not half precision, since entries that are rounded at random would not be symmetric.
+        """
         bounded = self._fixed["relative"] and self._fixed["order"] == 2 and "damping" not in schedules
-        if type(group) is not Dense or not bounded:
-            return group
         computed = torch.promote_types(dtype, torch.float32)
-        eps = max(torch.finfo(used).eps for used in (computed, self._factor_type or computed))
-        safe = forms.keep_square(group.k, settings["damping"], eps)
+        used = (computed, self._factor_type or computed)
+        if type(group) is not Dense or not bounded or any(kind in HALF for kind in used):
+            return group
+        safe = forms.keep_square(group.k, settings["damping"], max(torch.finfo(kind).eps for kind in used))
         return Square(group.k, packed=self._is_frugal) if safe else group
 
     def _stored_dtype(self, tracked: Tracked) -> torch.dtype:
