@@ -60,7 +60,14 @@ def close(model, twin, **tolerance):
 
 # ---------------------------------------------------------------------- state
 @pytest.mark.parametrize(
-    "settings", [{}, {"precond_dtype": torch.bfloat16}, {"structure": "arrow"}, {"preset": "paper"}]
+    "settings",
+    [
+        {},
+        {"precond_dtype": torch.bfloat16},
+        {"precond_dtype": torch.float16},
+        {"structure": "arrow"},
+        {"preset": "paper"},
+    ],
 )
 @pytest.mark.parametrize("after", [3, 37])
 def test_resume_is_bit_for_bit(settings, after):
