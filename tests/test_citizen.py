@@ -60,7 +60,14 @@ def close(model, twin, **tolerance):
 
 # ---------------------------------------------------------------------- state
 @pytest.mark.parametrize(
-    "settings", [{}, {"factor_dtype": torch.bfloat16}, {"structure": "arrow"}, {"preset": "paper"}]
+    "settings",
+    [
+        {},
+        {"precond_dtype": torch.bfloat16},
+        {"precond_dtype": torch.float16},
+        {"structure": "arrow"},
+        {"preset": "paper"},
+    ],
 )
 @pytest.mark.parametrize("after", [3, 37])
 def test_resume_is_bit_for_bit(settings, after):
@@ -735,10 +742,10 @@ def test_a_model_that_was_compiled_before():
     assert not torch.equal(optimizer.factors("0")[0], torch.eye(6))
 
 
-@pytest.mark.parametrize("factor_dtype", [None, torch.bfloat16])
-def test_another_type_between_updates(factor_dtype):
+@pytest.mark.parametrize("precond_dtype", [None, torch.bfloat16])
+def test_another_type_between_updates(precond_dtype):
     model = perceptron()
-    optimizer = INGD(model, factor_dtype=factor_dtype, growing_intervals=False)
+    optimizer = INGD(model, precond_dtype=precond_dtype, growing_intervals=False)
     train(model, optimizer, batches(2))
     model.double()
     train(model, optimizer, batches(2, torch.float64))
@@ -935,7 +942,7 @@ def test_sparse_gradients_are_refused_before_anything_changes():
         ({"max_factor_step": 0.0}, "max_factor_step must be positive"),
         ({"max_dim": 0}, "max_dim must be a positive integer, or None for no limit, got 0"),
         ({"order": 3}, "order must be 1 or 2, got 3"),
-        ({"factor_dtype": torch.int8}, r"factor_dtype must be torch\.float64, .*, got torch\.int8"),
+        ({"precond_dtype": torch.int8}, r"precond_dtype must be torch\.float64, .*, got torch\.int8"),
         ({"fallback_lr": -1.0}, r"fallback_lr must be finite and at least 0, got -1\.0"),
     ],
 )

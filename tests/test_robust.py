@@ -9,7 +9,6 @@ from torch import nn
 
 from gnomon import groups
 from gnomon.optim import INGD
-from gnomon.optim.rounding import rounded
 
 
 def teacher(n=256, d=6):
@@ -176,48 +175,3 @@ def test_the_predicted_change_is_bounded():
     share = (step.norm() / (10.0 * natural.norm())).item()
     torch.testing.assert_close(step, 10.0 * share * natural)
     assert 10.0**2 * share**2 * (gradient * natural).sum().item() == pytest.approx(1e-3, rel=1e-3)
-
-
-# ---------------------------------------------------------------------- half precision
-def test_rounding_is_right_on_average_and_seeded():
-    x = torch.full((20000,), 1 + 2.0**-10)  # an eighth of the way to the next bfloat16
-    values = rounded(x, torch.bfloat16, seed=3)
-    assert set(values.tolist()) == {1.0, 1 + 2.0**-7}
-    assert values.float().mean().item() == pytest.approx(1 + 2.0**-10, abs=1e-4)
-    assert torch.equal(values, rounded(x, torch.bfloat16, seed=3))
-    assert torch.equal(rounded(x, torch.float64, seed=3), x.double())
-    small = torch.tensor([0.0, 1e-30, -3.0])
-    assert torch.equal(rounded(small, torch.float16, seed=0), small.half())
-
-
-def test_bfloat16_factors_move_during_the_published_warm_up():
-    def moved(**settings):
-        torch.manual_seed(0)
-        model = nn.Linear(6, 4, bias=False)
-        x = 0.5 * torch.randn(64, 6)
-        optimizer = INGD(model, 0.0, preset="paper", update_every=1, **settings)
-        run(optimizer, model, lambda: model(x).square().mean(), 60)
-        return (optimizer.factors("")[0] - torch.eye(6)).norm().item()
-
-    full, half = moved(), moved(factor_dtype=torch.bfloat16)
-    assert half == pytest.approx(full, rel=0.5)
-    eye = torch.ones(4)
-    assert torch.equal((eye * (1 + 0.0002)).bfloat16(), eye.bfloat16())  # plain rounding would lose each of them
-
-
-@pytest.mark.parametrize("structure", ["dense", "triangular", "diagonal"])
-def test_bfloat16_factors_end_within_two_percent(structure):
-    settings = {"steps": 300, "structure": structure, "lr": lambda step: 3e-3 * (1 - step / 300)}
-    _, full = regression(**settings)
-    _, half = regression(**settings, factor_dtype=torch.bfloat16)
-    assert half == pytest.approx(full, rel=0.02)
-
-
-def test_a_model_in_bfloat16_trains():
-    x, y = (t.bfloat16() for t in teacher())
-    torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(6, 32), nn.Tanh(), nn.Linear(32, 2)).bfloat16()
-    optimizer = INGD(model, 1e-2)
-    values = run(optimizer, model, lambda: (model(x) - y).square().mean())
-    assert values[-1] < 0.3 * values[0]
-    assert optimizer.state[model[0].weight]["KK"].dtype == torch.float32

@@ -118,8 +118,9 @@ def test_a_square_in_float32_stays_positive_definite(spectrum):
         ({}, "KK"),
         ({"memory": "low"}, "KK"),
         ({"curvature": "gradient"}, "KK"),
-        ({"factor_dtype": torch.float64, "damping": 1e-6}, "K"),  # computed in float32
-        ({"factor_dtype": torch.bfloat16}, "K"),
+        ({"precond_dtype": torch.float64, "damping": 1e-6}, "K"),  # computed in float32
+        ({"precond_dtype": torch.bfloat16}, "K"),
+        ({"precond_dtype": torch.float16, "damping": 1.0}, "K"),  # rounded at random: not symmetric
         ({"damping": 1e-6}, "K"),
         ({"damping": lambda step: 0.2}, "K"),
         ({"order": 1}, "K"),

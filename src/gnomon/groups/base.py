@@ -344,7 +344,7 @@ class Group(ABC):
         return times(2, self.scale(self.scale(covector)))
 
     def advance(self, a: Element, n: Element, order: int | None, factor: float = 1.0) -> Element:
-        """:meth:`move` along ``factor N`` with ``N = D . eta``, in the coordinate space of the group."""
+        """About :meth:`move` along ``factor N`` with ``N = D . eta``, in the coordinate space of the group."""
         return self.move(a, n if factor == 1 else times(factor, n), order)
 
     def compress(self, n: Element) -> Tensor:

@@ -23,6 +23,12 @@ SMALL = 64
 """Up to this size a few products are quicker than the many calls of the power method."""
 
 
+CURVED = 0.3
+"""Of ``M^2`` in the move of a factor along -M: ``1 - m + 0.3 m^2`` has no root, and its square is near that by which
+:class:`~gnomon.optim.square.Square` moves. The exponential's 0.5 would let a factor hardly shrink where m is large,
+as it is at first."""
+
+
 def spectral_norm(matrices: Tensor) -> Tensor:
     """``||M||_2`` by ``||(M^T M)^4||_F^(1/8)``: from above within ``k^(1/16)`` for k columns, which must be few."""
     peak = matrices.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrices.dtype).tiny)
@@ -94,7 +100,7 @@ class Dense(Group):
     def advance(self, a: Element, n: Element, order: int | None, factor: float = 1.0) -> Element:
         if order != 2:
             return super().advance(a, n, order, factor)
-        change = symmetric_product(n[0], n[0]).mul_(0.5 * factor**2).add_(n[0], alpha=factor)  # n is symmetric
+        change = symmetric_product(n[0], n[0]).mul_(CURVED * factor**2).add_(n[0], alpha=factor)  # n is symmetric
         return (product(a[0], change).add_(a[0]),)
 
     @property

@@ -95,7 +95,8 @@ class Toeplitz(Group):
 
     def restrict(self, x: Tensor, y: Tensor) -> Element:
         below, right = (y, x) if self.upper else (x, y)
-        return (_fft_product(below, right, correlate=True).sum(-2),)
+        # The rows are added up before they are rounded.
+        return (_fft_product(widen(below), widen(right), correlate=True).sum(-2).to(x.dtype),)
 
     def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
         return (_fft_product(grad[0], a[0], correlate=True),)

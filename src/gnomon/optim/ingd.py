@@ -18,7 +18,7 @@ from .factors import Curvature, KroneckerFactors, Sight, joined
 from .layers import Approximation
 from .layerwise import LayerwiseOptimizer
 from .moves import Tracked, cat
-from .rounding import rounded
+from .rounding import HALF, rounded
 from .settings import PRESETS, Scalar, Settings, check_choice
 from .sharing import Mode
 from .square import Square
@@ -87,7 +87,8 @@ class INGD(LayerwiseOptimizer):
         max_factor_step: bound on the spectral norm of what an update adds to ``m_K`` and ``m_C``; ``math.inf`` for
             none.
         order: of the exponential, 1 or 2. With 2 a dense factor is kept as ``K K^T``, where its condition is bounded by
-            the size and the damping (see ``forms.keep_square``), and moves by ``(I - m_K)^2 + m_K^2 / 4``.
+            the size and the damping (see ``forms.keep_square``), and moves by ``(I - m_K)^2 + m_K^2 / 4``; elsewhere K
+            moves by ``I - m_K + 0.3 m_K^2``, which is near that.
         relative: whether curvature and damping are relative to the curvature's mean, that of the batch with
             ``curvature="kfac"`` and a running one with ``"gradient"``.
         growing_intervals: whether updates are more frequent at first.
@@ -95,7 +96,7 @@ class INGD(LayerwiseOptimizer):
             the factors are large.
         convention: ``"outside"`` keeps b1 out of the momentum, ``m <- a1 m + (...)``, ``K <- K Exp(-b1 m)``, which
             differs where b1 changes.
-        factor_dtype: type of the factors; half precision is rounded at random, seeded by ``seed``. None is that of
+        precond_dtype: type of the factors; half precision is rounded at random, seeded by ``seed``. None is that of
             the weight, and float32 at least.
         memory: ``"low"`` stores symmetric matrices to one half, and no products between updates: less state, more work.
         max_dim: a factor of a larger size is diagonal.
@@ -156,7 +157,7 @@ class INGD(LayerwiseOptimizer):
         growing_intervals: bool | None = None,
         subsample: bool | None = None,
         convention: Literal["inside", "outside"] = "inside",
-        factor_dtype: torch.dtype | None = None,
+        precond_dtype: torch.dtype | None = None,
         memory: Literal["default", "low"] = "default",
         max_dim: int | None = 8192,
         fallback: Literal["adamw", "sgd"] | None = None,
@@ -176,8 +177,8 @@ class INGD(LayerwiseOptimizer):
             raise TypeError(f"seed must be an integer, got {seed!r}")
         if max_factor_step is not None and not (isinstance(max_factor_step, (int, float)) and max_factor_step > 0):
             raise ValueError(f"max_factor_step must be positive, math.inf for no bound, got {max_factor_step!r}")
-        if factor_dtype not in (None, torch.float64, torch.float32, torch.bfloat16, torch.float16):
-            raise ValueError(f"factor_dtype must be torch.float64, float32, bfloat16 or float16, got {factor_dtype}")
+        if precond_dtype not in (None, torch.float64, torch.float32, torch.bfloat16, torch.float16):
+            raise ValueError(f"precond_dtype must be torch.float64, float32, bfloat16 or float16, got {precond_dtype}")
         settings = {
             "lr": lr,
             "momentum": momentum,
@@ -197,7 +198,7 @@ class INGD(LayerwiseOptimizer):
         self._convention, self._seed, self._factor_type, self._is_frugal = (
             convention,
             seed,
-            factor_dtype,
+            precond_dtype,
             memory == "low",
         )
         super().__init__(
@@ -220,13 +221,16 @@ class INGD(LayerwiseOptimizer):
 
     # ------------------------------------------------------------------ factors
     def _form(self, group: Group, dtype: torch.dtype, settings: Settings, schedules: Collection[str]) -> Group:
-        """A dense factor by its square, where the defaults bound its condition and its type can hold it."""
+        """A dense factor by its square, where the defaults bound its condition and its type can hold it.
+
+        That is not half precision, since entries that are rounded at random would not be symmetric.
+        """
         bounded = self._fixed["relative"] and self._fixed["order"] == 2 and "damping" not in schedules
-        if type(group) is not Dense or not bounded:
-            return group
         computed = torch.promote_types(dtype, torch.float32)
-        eps = max(torch.finfo(used).eps for used in (computed, self._factor_type or computed))
-        safe = forms.keep_square(group.k, settings["damping"], eps)
+        used = (computed, self._factor_type or computed)
+        if type(group) is not Dense or not bounded or any(kind in HALF for kind in used):
+            return group
+        safe = forms.keep_square(group.k, settings["damping"], max(torch.finfo(kind).eps for kind in used))
         return Square(group.k, packed=self._is_frugal) if safe else group
 
     def _stored_dtype(self, tracked: Tracked) -> torch.dtype:

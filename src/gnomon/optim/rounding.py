@@ -7,13 +7,15 @@ import math
 import torch
 from torch import Tensor
 
+HALF = (torch.bfloat16, torch.float16)
+
 
 def rounded(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """``x`` in another type; to half precision each entry goes up or down at random, so that its mean is kept.
 
     A change of a factor that is smaller than the spacing of bfloat16 (2^-8) would otherwise be lost every time.
     """
-    if dtype not in (torch.bfloat16, torch.float16):
+    if dtype not in HALF:
         return x.to(dtype)
     generator = torch.Generator(x.device).manual_seed(seed)
     up = torch.rand(x.shape, generator=generator, device=x.device, dtype=x.dtype)
