@@ -4,7 +4,6 @@ import contextlib
 import itertools
 import os
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -87,7 +86,7 @@ CASES = {
     **{f"{s}, paper": (INGD, {"shard": s, "preset": "paper", "lr": 1e-3}, 1) for s in ("none", "update", "full")},
     "full, arrow": (INGD, {"shard": "full", "structure": "arrow"}, 1),
     "update, triangular": (INGD, {"shard": "update", "structure": ("triangular", "toeplitz")}, 1),
-    "full, kl_clip": (INGD, {"shard": "full", "kl_clip": 1e-6, "lr": 1e-6}, 1),
+    "full, kl_clip": (INGD, {"shard": "full", "preset": "paper", "kl_clip": 1e-6, "lr": 1e-2}, 1),
     "full, gradient": (INGD, {"shard": "full", "curvature": "gradient"}, 1),
     "update, low memory": (INGD, {"shard": "update", "memory": "low"}, 1),
     "kfac": (KFAC, {}, 1),
@@ -100,7 +99,10 @@ def assert_same(found, weights, state, name):
     pairs = [(key, theirs[key], value) for key, value in weights.items()]
     pairs += [(key, value, state[number][key]) for number, entries in kept.items() for key, value in entries.items()]
     for key, value, other in pairs:
-        torch.testing.assert_close(value, other, rtol=1e-6, atol=1e-6, msg=lambda m, key=key: f"{name}, {key}: {m}")
+        scale = max(1.0, float(other.abs().max()))  # inverses and the speeds of natural steps are large
+        torch.testing.assert_close(
+            value, other, rtol=1e-6, atol=1e-6 * scale, msg=lambda m, key=key: f"{name}, {key}: {m}"
+        )
 
 
 def _train_cases(rank, count, names):
@@ -272,7 +274,7 @@ def _dropped_by_the_model(rank, count):
 def _before_another_optimizer(rank, count):
     model, _ = model_and(INGD)
     wrapped = DistributedDataParallel(model) if count > 1 else model
-    optimizer, mover = INGD(wrapped, precondition_only=True, shard="full"), torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer, mover = INGD(wrapped, precondition_only=True, shard="full"), torch.optim.SGD(model.parameters(), lr=0.01)
     for x, y in batches():
         mover.zero_grad()
         loss_of(wrapped, part(x, rank, count), part(y, rank, count)).backward()
@@ -284,7 +286,7 @@ def _before_another_optimizer(rank, count):
 def _sampled_targets_in_bfloat16(rank, count):
     model, _ = model_and(INGD)
     wrapped = DistributedDataParallel(model)
-    optimizer = INGD(wrapped, fisher="mc", factor_dtype=torch.bfloat16, shard="update")
+    optimizer = INGD(wrapped, fisher="mc", precond_dtype=torch.bfloat16, shard="update")
     for x, y in batches():
         optimizer.zero_grad()
         output = wrapped(part(x, rank, count))
@@ -309,14 +311,14 @@ def _not_finite_at_one(rank, count):
 
 
 def _sent_early(rank, count):
-    """Messages of statistics that have left when the backward pass comes to the first layer, with small buckets."""
+    """Messages of statistics that have left when the backward pass is at the second layer, with small buckets."""
     exchange.BUCKET, usual = 1, exchange.BUCKET
     model, build = model_and(INGD)
     wrapped = DistributedDataParallel(model)
     optimizer = build(wrapped)
     exchange.BUCKET = usual
     left = []
-    model.embedding.weight.register_hook(lambda g: left.append(optimizer._sharing.ranks.sent["statistics"]))
+    model.conv.weight.register_hook(lambda g: left.append(optimizer._sharing.ranks.sent["statistics"]))
     train(wrapped, optimizer, rank, count, steps=1)
     return left[0], optimizer._sharing.ranks.sent["statistics"]
 
@@ -395,7 +397,7 @@ def test_checkpoints_go_on_with_other_numbers_of_ranks_and_modes(tmp_path):
                 )
 
 
-def _lose_a_rank(rank, count):
+def _lose_a_rank(rank, count, folder):
     model, build = model_and(INGD, shard="update")
     wrapped = DistributedDataParallel(model)
     optimizer = build(wrapped)
@@ -410,14 +412,13 @@ def _lose_a_rank(rank, count):
         message = str(error)
     else:
         message = "no error"
-    (Path(os.environ["GNOMON_TEST_FOLDER"]) / "message").write_text(f"{time.monotonic() - start} {message}")
+    (folder / "message").write_text(f"{time.monotonic() - start} {message}")
     os._exit(0)
 
 
-def test_the_loss_of_a_rank_is_told(tmp_path, monkeypatch):
-    monkeypatch.setenv("GNOMON_TEST_FOLDER", str(tmp_path))
+def test_the_loss_of_a_rank_is_told(tmp_path):
     with contextlib.suppress(Exception):
-        on_ranks(2, _lose_a_rank, timeout=20)
+        on_ranks(2, _lose_a_rank, tmp_path, timeout=20)
     seconds, message = (tmp_path / "message").read_text().split(" ", 1)
     assert float(seconds) < 30
     assert "another rank has ended or does not answer" in message
