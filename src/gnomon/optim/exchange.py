@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..groups import Element, Group, symmetric
 from .factors import Covariance, Moment, Seen, Statistics, additive
-from .moves import Tracked, alike
+from .moves import Tracked, alike, portions
 from .ranks import Message, Ranks
 
 BUCKET = 2**25
@@ -104,17 +104,15 @@ class Exchange:
         """In the order in which a backward pass completes them."""
         place = {tracked.index: -number for number, (tracked, _) in enumerate(owned)}
         kinds = alike(reversed(owned), lambda item: (item[1], self._dtype(item[0]), item[0].layer.weight.device))
-        buckets: list[Bucket] = []
-        for same in kinds:
-            room = 0
-            for tracked, owner in same:
-                size = statistics_size(tracked) * self._dtype(tracked).itemsize
-                if size > room:
-                    buckets.append(Bucket(owner, []))
-                    room = max(BUCKET, size)
-                buckets[-1].layers.append(tracked)
-                room -= size
+        buckets = [
+            Bucket(same[0][1], some)
+            for same in kinds
+            for some in portions([tracked for tracked, _ in same], self._bytes, BUCKET)
+        ]
         return sorted(buckets, key=lambda bucket: place[bucket.layers[-1].index])
+
+    def _bytes(self, tracked: Tracked) -> int:
+        return statistics_size(tracked) * self._dtype(tracked).itemsize
 
     def begin(self, number: int, afresh: bool) -> bool:
         """A backward pass of this number brings statistics, the first since gradients were dropped or one more.

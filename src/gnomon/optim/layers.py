@@ -40,6 +40,11 @@ class Layer(ABC):
         self.bias = bias if bias is not None and bias.requires_grad else None
 
     @property
+    def size(self) -> int:
+        """Entries of the matrices."""
+        return self.blocks * self.d * self.p
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """What the matrix holds."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]

@@ -31,6 +31,7 @@ from .moves import (
     cat,
     for_parts,
     parts_of,
+    portions,
     rms_of,
     rms_of_shares,
 )
@@ -54,6 +55,8 @@ from .summary import Row, Summary
 
 TORCH_OWN = ("_optimizer_", "_zero_grad", "_patch", "_hook")
 """How names begin that torch's optimizers set on themselves and make again after a copy."""
+PORTION = 2**26
+"""Numbers of gradients that are whole at a time, where parameters are sharded."""
 WRAPPERS = ("_orig_mod.", "module.")
 """What ``torch.compile`` and ``DistributedDataParallel`` put before the names of a model."""
 
@@ -533,9 +536,9 @@ class LayerwiseOptimizer(Optimizer):
         self._share_statistics()
         for move in moving:
             self._adapt(move.tracked)
-            if self._sharing.ranks.is_sharded:
-                self._make_whole(move.tracked)
-        self._update_all([move for move in moving if is_due(move.group)], ok)
+        due = [move for move in moving if is_due(move.group)]
+        self._make_whole([move for move in due if not move.tracked.views or move.tracked.backward is None])
+        self._update_all(due, ok)
         ok = self._move(moving, largest, ok)
         if not self._precondition_only:
             self._fall_back([p for p in parameters if group_of[p]["role"] == "fallback"], group_of, ok)
@@ -647,10 +650,12 @@ class LayerwiseOptimizer(Optimizer):
             tracked.room = torch.empty(layer.blocks, layer.d, layer.p, dtype=weight.dtype)
         return tracked.room
 
-    def _make_whole(self, tracked: Tracked) -> None:
-        """Get what the other ranks have of a layer's gradient; all ranks take part."""
-        gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in tracked.layer.parameters)
-        tracked.gradients = [whole(gradient) for gradient in gradients]
+    def _make_whole(self, moving: list[Move]) -> None:
+        """Get what the other ranks have of layers' gradients, where they are sharded; all ranks take part."""
+        if self._sharing.ranks.is_sharded:
+            for tracked in (move.tracked for move in moving):
+                gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in tracked.layer.parameters)
+                tracked.gradients = [whole(gradient) for gradient in gradients]
 
     def _gradient(self, tracked: Tracked, room: Tensor | None = None) -> Tensor:
         """The gradient of a matrix, in that memory if it is no view; a bias that is frozen has none."""
@@ -680,9 +685,19 @@ class LayerwiseOptimizer(Optimizer):
         """Move all layers, or replace their gradients; gives whether that could be done."""
         scaled = [move for move in moving if move.group["step_rms"] is not None]
         for same in alike(scaled, lambda m: (id(m.group), m.tracked.layer.weight.dtype, m.tracked.layer.weight.device)):
-            self._move_by_rms(same, largest, ok)
+            for few in self._portions(same):
+                self._make_whole(few)
+                self._move_by_rms(few, largest, ok)
+                for move in few:
+                    move.tracked.gradients = None
         natural = [move for move in moving if move.group["step_rms"] is None]
+        self._make_whole(natural)
         return self._move_naturally(natural, ok) if natural else ok
+
+    def _portions(self, moving: list[Move]) -> list[list[Move]]:
+        """All at once; of parameters that are sharded, no more than may be whole at a time."""
+        is_sharded = self._sharing.ranks.is_sharded
+        return portions(moving, lambda move: move.tracked.layer.size, PORTION) if is_sharded else [moving]
 
     def _stacks(self, moving: list[Move]) -> list[list[Move]]:
         """Layers that are preconditioned together."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -59,7 +58,7 @@ class Tracked:
     def kind(self) -> tuple[Hashable, ...]:
         """Layers of one kind can be handled as one batch of blocks; a large one is its own kind."""
         layer = self.layer
-        alone = self.index if layer.blocks * layer.d * layer.p > forms.SMALL else None
+        alone = self.index if layer.size > forms.SMALL else None
         # Equal factors are one object, which is quicker to tell than whether they are equal.
         return alone, id(self.factors), layer.blocks, layer.bias is None, layer.weight.dtype, layer.weight.device
 
@@ -97,6 +96,19 @@ def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[I
     for item in items:
         found.setdefault(key(item), []).append(item)
     return list(found.values())
+
+
+def portions(items: Iterable[Item], size: Callable[[Item], int], room: int) -> list[list[Item]]:
+    """Items in their order, as many together as have room; a larger one alone."""
+    found: list[list[Item]] = []
+    left = 0
+    for item in items:
+        if size(item) > left:
+            found.append([])
+            left = max(room, size(item))
+        found[-1].append(item)
+        left -= size(item)
+    return found
 
 
 def parts_of(moving: list[Move], directions: Iterable[Tensor]) -> list[Part]:
@@ -139,7 +151,7 @@ def rms_of_shares(parts: list[Part], layers: Sequence[Layer], ranks: Ranks) -> T
         part.direction.div_(peaks[part.layer].to(part.direction.dtype))
     squares = torch.stack([part.direction.float().square().sum() for part in parts])
     sums = ranks.sum_of_shares(torch.zeros(len(layers), device=device).scatter_add(0, index, squares))
-    return (sums / torch.tensor([math.prod((x.blocks, x.d, x.p)) for x in layers], device=device)).sqrt()
+    return (sums / torch.tensor([layer.size for layer in layers], device=device)).sqrt()
 
 
 def bring_near_one(stacks: Sequence[Tensor]) -> None:
