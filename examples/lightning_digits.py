@@ -30,9 +30,7 @@ class Digits(lightning.LightningModule):
         self.log("error", 100 * (self.network(x).argmax(-1) != y).float().mean(), sync_dist=True)
 
     def configure_optimizers(self) -> Any:
-        # The model as the trainer runs it: with several devices DistributedDataParallel is around it, and INGD then
-        # takes its statistics over all of them. With one device it is self.
-        optimizer = gnomon.optim.INGD(self.trainer.strategy.model)
+        optimizer = gnomon.optim.INGD(self)
         steps = int(self.trainer.estimated_stepping_batches)
         schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
