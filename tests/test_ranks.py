@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from gnomon.optim import INGD, KFAC, exchange, layerwise
+from gnomon.optim import INGD, KFAC, exchange, stepping
 from gnomon.optim.assignment import Assignment
 
 STEPS = 12
@@ -202,7 +202,7 @@ SHARDED += ["full, arrow", "full, kl_clip", "full, gradient", "kfac"]
 
 
 def _train_sharded(rank, count):
-    layerwise.PORTION = 200  # some layers of this small model at a time
+    stepping.PORTION = 200  # some layers of this small model at a time
     found = {}
     for name, shape in itertools.product(SHARDED, ((count,), (2, count // 2))):
         kind, options, accumulate = CASES[name]

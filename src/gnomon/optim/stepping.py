@@ -1,0 +1,254 @@
+"""How layers move: their directions, how long they are, and what each parameter gets of them."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ..groups.base import align
+from . import rules
+from .moves import (
+    Move,
+    Part,
+    Tracked,
+    alike,
+    bring_near_one,
+    by_layer,
+    cat,
+    for_parts,
+    parts_of,
+    portions,
+    rms_of,
+    rms_of_shares,
+)
+from .ranks import local, share, whole
+from .sharing import Sharing
+
+PORTION = 2**26
+"""Numbers of gradients that are whole at a time, where parameters are sharded."""
+
+
+class Stepping(Optimizer):
+    """Steps along preconditioned gradients, of layers that are whole, at other ranks, or sharded over them."""
+
+    _sharing: Sharing
+    _precondition_only: bool
+    _is_frugal = False
+    """Whether memory is given back after each step."""
+
+    @abstractmethod
+    def _times(
+        self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int, overwrite: bool = False
+    ) -> Tensor:
+        """A side of the preconditioner times each row, which will be asked for ``uses`` times; K is the inputs'.
+
+        With ``overwrite`` the result may be in the rows' memory.
+        """
+
+    @abstractmethod
+    def _levels(self, stack: list[Tracked]) -> Tensor | None:
+        """The units of the preconditioner where it has its own, for each block."""
+
+    # ------------------------------------------------------------------ directions
+    def _room(self, tracked: Tracked) -> Tensor | None:
+        """Memory for a direction. A processor takes long to get new memory; other devices keep what they had."""
+        layer, weight = tracked.layer, tracked.layer.weight
+        if weight.device.type != "cpu" or self._is_frugal:
+            return None
+        if tracked.room is None or tracked.room.dtype != weight.dtype:
+            tracked.room = torch.empty(layer.blocks, layer.d, layer.p, dtype=weight.dtype)
+        return tracked.room
+
+    def _make_whole(self, moving: list[Move]) -> None:
+        """Get what the other ranks have of layers' gradients, where they are sharded; all ranks take part."""
+        if self._sharing.ranks.is_sharded:
+            for tracked in (move.tracked for move in moving):
+                gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in tracked.layer.parameters)
+                tracked.gradients = [whole(gradient) for gradient in gradients]
+
+    def _gradient(self, tracked: Tracked, room: Tensor | None = None) -> Tensor:
+        """The gradient of a matrix, in that memory if it is no view; a bias that is frozen has none."""
+        layer = tracked.layer
+        if tracked.gradients is not None:
+            weight, *bias = tracked.gradients
+        else:
+            weight, *bias = (torch.zeros_like(p) if p.grad is None else p.grad for p in layer.parameters)
+        return layer.matrix(weight, bias[0] if bias else None, room)
+
+    def _preconditioned(self, stack: list[Move]) -> Tensor:
+        """``C C^T G K K^T`` for the gradients of a stack, block after block; it holds until the next step."""
+        tracked, uses = [move.tracked for move in stack], stack[0].group["interval"]
+        is_made = tracked[0].rows is not None or tracked[0].layer.bias is not None  # no view of a gradient
+        room = self._room(tracked[0]) if is_made and len(stack) == 1 else None
+        if tracked[0].rows is not None:
+            x, g = (cat(rows) for rows in zip(*(t.rows for t in tracked if t.rows is not None), strict=True))
+            g, x = self._times(tracked, "C", g, uses), self._times(tracked, "K", x, uses)
+            return torch.matmul(g.mT, x, out=room if room is not None and room.dtype == x.dtype else None)
+        gradients = cat([self._gradient(t, room) for t in tracked])
+        fresh = len(stack) > 1 or tracked[0].layer.bias is not None  # no view of a gradient
+        # The inputs' side comes last, so that the rows of the result lie in memory as the weight's do.
+        columns = self._times(tracked, "C", gradients.mT, uses, overwrite=fresh)
+        return self._times(tracked, "K", columns.mT, uses, overwrite=True)
+
+    # ------------------------------------------------------------------ moves
+    def _move(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
+        """Move all layers, or replace their gradients; gives whether that could be done."""
+        scaled = [move for move in moving if move.group["step_rms"] is not None]
+        for same in alike(scaled, lambda m: (id(m.group), m.tracked.layer.weight.dtype, m.tracked.layer.weight.device)):
+            for few in self._portions(same):
+                self._make_whole(few)
+                self._move_by_rms(few, largest, ok)
+                for move in few:
+                    move.tracked.gradients = None
+        natural = [move for move in moving if move.group["step_rms"] is None]
+        self._make_whole(natural)
+        return self._move_naturally(natural, ok) if natural else ok
+
+    def _portions(self, moving: list[Move]) -> list[list[Move]]:
+        """All at once; of parameters that are sharded, no more than may be whole at a time."""
+        is_sharded = self._sharing.ranks.is_sharded
+        return portions(moving, lambda move: move.tracked.layer.size, PORTION) if is_sharded else [moving]
+
+    def _stacks(self, moving: list[Move]) -> list[list[Move]]:
+        """Layers that are preconditioned together."""
+
+        def kind(move: Move) -> tuple[Any, ...]:
+            rows = move.tracked.rows
+            return (*move.tracked.kind, id(move.group), None if rows is None else rows[0].shape)
+
+        return alike(moving, kind)
+
+    def _computed_here(self, moving: list[Move]) -> list[list[Move]]:
+        """Stacks of the layers whose directions this rank computes: all, unless others have their factors alone."""
+        sharing = self._sharing
+        return self._stacks([m for m in moving if not sharing.stores_apart or sharing.is_mine(m.tracked)])
+
+    def _move_by_rms(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> None:
+        """``W <- (1 - lr weight_decay) W - lr D``, D along the average of directions, its root mean square given."""
+        group, stacks, sharing = moving[0].group, self._computed_here(moving), self._sharing
+        mine = [move for stack in stacks for move in stack]
+        found = [self._preconditioned(stack).contiguous() for stack in stacks]
+        flat = [directions.view(len(stack), -1) for directions, stack in zip(found, stacks, strict=True)]
+        gates = self._gates(mine, flat, largest, ok)
+        for directions in found:
+            directions.nan_to_num_(0.0, 0.0, 0.0)
+        of_layers = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in ds.chunk(len(stack)))
+        parts = parts_of(mine, of_layers)
+        if sharing.ranks.is_sharded:
+            if sharing.stores_apart:
+                parts, table = sharing.exchanged(moving, mine, parts, gates)
+                mine, gates = moving, table[:, 0] > 0
+            parts = [replace(part, direction=share(part.direction, part.p).contiguous()) for part in parts]
+        if not self._precondition_only:
+            for same in _kinds(parts):
+                self._look_ahead(same, group["momentum"], for_parts(gates, same))
+        if sharing.ranks.is_sharded:
+            rms = rms_of_shares(parts, [move.tracked.layer for move in mine], sharing.ranks)
+        else:
+            bring_near_one(flat)
+            rms = rms_of(flat) if flat else gates.float()
+        lengths = group["step_rms"] / rms.clamp(min=1e-30)
+        if sharing.moves_apart:
+            parts, table = sharing.exchanged(moving, mine, parts, lengths, gates)
+            lengths, gates = table[:, 0], table[:, 1] > 0
+        for same in _kinds(parts):
+            moves, own = [part.direction.to(part.p.dtype) for part in same], for_parts(gates, same)
+            if self._precondition_only:
+                _replace_gradients(same, torch._foreach_mul(moves, [*for_parts(lengths, same).unbind()]), own)
+            else:
+                rules.decoupled([part.p for part in same], moves, for_parts(lengths, same), same[0].group, own)
+
+    def _gates(self, moving: list[Move], flat: list[Tensor], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
+        """Which layers may move. One without any gradient stays: its average would shrink, while its step would not."""
+        if not moving:
+            return ok.expand(0)
+        finite = rms_of(flat).isfinite()
+        peaks = by_layer([largest[p] for move in moving for p in move.groups], [len(m.groups) for m in moving])
+        return ok.to(finite.device) & finite & (peaks.amax(1) > 0).to(finite.device)
+
+    def _look_ahead(self, parts: list[Part], momentum: float, gates: Tensor) -> None:
+        """Directions become what Nesterov's average of them will be a step later, in place."""
+        new = [part.direction.to(part.p.dtype) for part in parts]
+        rules.averaged([part.p for part in parts], [self.state[part.p] for part in parts], new, momentum, gates)
+        for part, ahead in zip(parts, new, strict=True):
+            if ahead is not part.direction:
+                part.direction.copy_(ahead)
+
+    def _move_naturally(self, moving: list[Move], ok: Tensor) -> Tensor:
+        """``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, all layers or none."""
+        stacks, sharing = self._computed_here(moving), self._sharing
+        mine = [move for stack in stacks for move in stack]
+        found = [self._preconditioned(stack) for stack in stacks]
+        if found:
+            ok = ok & rules.peaks(found).isfinite().all().to(ok.device)
+        if sharing.stores_apart:
+            ok = sharing.ranks.maximum((~ok).float()) == 0
+        parts: list[Part] = []
+        for stack, natural in zip(stacks, found, strict=True):
+            here = ok.to(natural.device)
+            levels = self._levels([move.tracked for move in stack])
+            natural = natural if levels is None else natural / align(levels, natural).to(natural.dtype)
+            parts += parts_of(stack, torch.where(here, natural, 0).chunk(len(stack)))
+        if sharing.ranks.is_sharded:
+            if sharing.stores_apart:
+                parts, _ = sharing.exchanged(moving, mine, parts, ok.expand(len(mine)))
+            parts = [replace(part, direction=share(part.direction, part.p).contiguous()) for part in parts]
+        scale = self._clipping(parts, moving)
+        kinds = _kinds(parts)
+        for same in kinds:
+            directions = [part.direction.to(part.p.dtype) for part in same]
+            if scale is not None and same[0].group["kl_clip"] is not None:
+                directions = list(torch._foreach_mul(directions, scale.to(directions[0])))
+            if not self._precondition_only:
+                states, gates = [self.state[part.p] for part in same], ok.to(directions[0]).expand(len(same))
+                params: list[Tensor] = [part.p for part in same]
+                directions = rules.gathered_speed(params, states, directions, same[0].group, gates)
+            for part, direction in zip(same, directions, strict=True):
+                part.direction = direction
+        if sharing.moves_apart:
+            parts, _ = sharing.exchanged(moving, mine, parts, ok.expand(len(mine)))
+            kinds = _kinds(parts)
+        for same in kinds:
+            moves = [part.direction for part in same]
+            gates = ok.to(moves[0]).expand(len(same))
+            if self._precondition_only:
+                _replace_gradients(same, moves, gates)
+            else:
+                rules.follow([part.p for part in same], moves, same[0].group, gates)
+        return ok
+
+    def _clipping(self, parts: list[Part], moving: list[Move]) -> Tensor | None:
+        """``min(1, sqrt(kl_clip / (lr^2 sum <G, D>)))``: the predicted change is at most ``kl_clip``."""
+        if all(move.group["kl_clip"] is None for move in moving):
+            return None
+        change = torch.zeros((), device=moving[0].tracked.layer.weight.device)
+        for part in parts:
+            if part.group["kl_clip"] is not None:
+                unit = part.group["lr"] ** 2 / part.group["kl_clip"]
+                change = change + unit * (local(gradient_of(part.p)) * part.direction).sum().to(change.device)
+        if self._sharing.ranks.is_sharded or self._sharing.stores_apart:
+            change = self._sharing.ranks.sum_of_shares(change)
+        # Not finite where nothing is to move: a factor for directions that are zeros then.
+        return change.nan_to_num().clamp(min=1).rsqrt()
+
+
+def gradient_of(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad
+
+
+def _replace_gradients(parts: list[Part], directions: Iterable[Tensor], gates: Tensor) -> None:
+    for part, direction, gate in zip(parts, directions, gates.unbind(), strict=True):
+        gradient = local(gradient_of(part.p))
+        gradient.copy_(torch.where(gate > 0, direction, gradient))
+
+
+def _kinds(parts: list[Part]) -> list[list[Part]]:
+    """Parameters that move together."""
+    return alike(parts, lambda part: (id(part.group), part.p.dtype, part.p.device))
