@@ -619,9 +619,12 @@ class LayerwiseOptimizer(Stepping):
 
     def _adapt(self, tracked: Tracked) -> None:
         """State follows its parameters to another device or type."""
-        factors, dtype = self._factor_shapes(tracked), self._stored_dtype(tracked)
-        for p in tracked.layer.parameters:
-            _follow(self.state[p], p, dict.fromkeys(factors, dtype))
+        place = tracked.layer.weight.device, tracked.layer.weight.dtype
+        if tracked.place != place:
+            factors, dtype = self._factor_shapes(tracked), self._stored_dtype(tracked)
+            for p in tracked.layer.parameters:
+                _follow(self.state[p], p, dict.fromkeys(factors, dtype))
+            tracked.place = place
 
     def state_dict(self) -> Settings:
         """The state, as torch's optimizers give it."""
@@ -644,6 +647,7 @@ class LayerwiseOptimizer(Stepping):
         for tracked in self._tracked.values():
             tracked.forget()
             tracked.cache.clear()
+            tracked.place = None
             self._drop_what_others_keep(tracked)
         self._find_due()
 

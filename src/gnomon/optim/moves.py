@@ -39,6 +39,8 @@ class Tracked:
     """x and g with ``G = g^T x``, where they are few and the only ones."""
     cache: dict[str, Tensor] = field(default_factory=dict)
     """Products of the factors that change only with them."""
+    place: tuple[torch.device, torch.dtype] | None = None
+    """The device and type of the weight for which its state is as it should be."""
     room: Tensor | None = None
     """Memory in which its direction is made."""
     gradients: list[Tensor] | None = None
