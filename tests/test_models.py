@@ -7,6 +7,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from gnomon.experiments import models
+from gnomon.experiments.models.resnet import resnet
+from gnomon.experiments.models.vit import VisionTransformer
 from gnomon.optim import INGD
 
 PAPER = [
@@ -23,6 +25,28 @@ PAPER = [
 @pytest.mark.parametrize(("name", "classes", "count"), PAPER)
 def test_parameters_of_the_paper(name, classes, count):
     assert sum(p.numel() for p in models.build(name, classes).parameters() if p.requires_grad) == count
+
+
+@pytest.mark.parametrize(
+    ("name", "classes", "count"),
+    [("resnet-50", 1000, 25_557_032), ("vit-b", 1000, 86_567_656), ("gpt-1.3b", 50257, 1_418_699_857)],
+)
+def test_large_models_take_no_memory_on_the_meta_device(name, classes, count):
+    with torch.device("meta"):
+        model = models.LARGE[name].build(classes)
+    assert sum(p.numel() for p in model.parameters()) == count
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_small_ones_of_the_large_kinds():
+    images = torch.randn(2, 3, 64, 64)
+    assert resnet((1, 1), 10, 3)(images).shape == (2, 10)
+    vision = VisionTransformer(32, 4, 2, patch=16, size=64, classes=10)
+    output = vision(images)
+    assert output.shape == (2, 10)
+    # Its attention looks both ways: the class token, which is first, sees the last patch.
+    images[:, :, -1, -1] += 1
+    assert not torch.equal(vision(images), output)
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The command line: ``gnomon demo | train | compare | tune | reproduce | bench``."""
+"""The command line: ``gnomon demo | train | compare | tune | reproduce | bench | plan``."""
 
 from __future__ import annotations
 
@@ -226,3 +226,111 @@ def bench(
     interrupted = f"Interrupted. Models that are finished are in {output}."
     with _one_line_endings(output, interrupted), threadpool_limits(1):
         benchmark.bench(names, only or [], rounds=rounds, with_limit=limit, output=output)
+
+
+def _names_of_plans() -> list[str]:
+    from .experiments.plan_models import PLANNED
+
+    return list(PLANNED)
+
+
+def _positive(value: float | None) -> float | None:
+    if value is not None and not value > 0:
+        raise typer.BadParameter(f"{value} is not a rate: it must be more than 0")
+    return value
+
+
+RATES = "Rates of a rank"
+
+
+@main.command()
+def plan(
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME",
+            help="resnet-50, vit-b, gpt-1.3b, or one that gnomon train knows.",
+            autocompletion=_names_of_plans,
+        ),
+    ],
+    ranks: Annotated[
+        list[int], typer.Option(min=1, metavar="N", help="How many train the model together; may be repeated.")
+    ],
+    shard: Annotated[
+        Literal["none", "update", "full"] | None,
+        typer.Option(help="How they share INGD's work.", show_default="a line for each"),
+    ] = None,
+    structure: Annotated[
+        str, typer.Option(metavar="NAME", help="Of the factors: dense, triangular, diagonal, ...")
+    ] = "dense",
+    max_dim: Annotated[int, typer.Option(min=1, metavar="K", help="A factor of a larger size is diagonal.")] = 8192,
+    precond_dtype: Annotated[
+        Literal["bfloat16", "float16"] | None,
+        typer.Option(help="In which factors are stored.", show_default="float32"),
+    ] = None,
+    memory: Annotated[
+        Literal["default", "low"], typer.Option(help="Whether symmetric matrices are stored to one half.")
+    ] = "default",
+    batch: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Samples of each rank.", show_default="32 images, 8 sequences"),
+    ] = None,
+    update_every: Annotated[int, typer.Option(min=1, metavar="STEPS", help="Between updates of the factors.")] = 10,
+    flops: Annotated[
+        float | None,
+        typer.Option(
+            metavar="TFLOP/S",
+            help="Of matrix products.",
+            show_default="measured on one core",
+            callback=_positive,
+            rich_help_panel=RATES,
+        ),
+    ] = None,
+    bandwidth: Annotated[
+        float | None,
+        typer.Option(
+            metavar="GB/S",
+            help="That a rank sends.",
+            show_default="measured between two processes",
+            callback=_positive,
+            rich_help_panel=RATES,
+        ),
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table for a page.")] = False,
+) -> None:
+    """Count what INGD would store, compute and send on many ranks, without running anything.
+
+    For example: gnomon plan --model gpt-1.3b --ranks 8 --ranks 64 --flops 100 --bandwidth 25
+
+    Memory and messages are exact; times are their sums at the given rates, with nothing overlapping.
+    """
+    with commands.one_line_errors():
+        import torch
+        from rich.console import Console
+
+        from .experiments import plan as planning
+        from .experiments.plan_rates import rates
+        from .optim.sharing import MODES
+
+        torch.set_num_threads(1)  # one core's rate is measured
+        planning.check_model(model)
+        chosen = rates(flops and 1e12 * flops, bandwidth and 1e9 * bandwidth)
+        found = planning.forecasts(
+            model,
+            ranks,
+            MODES if shard is None else (shard,),
+            chosen,
+            batch,
+            update_every,
+            structure=structure,
+            max_dim=max_dim,
+            precond_dtype=precond_dtype and getattr(torch, precond_dtype),
+            memory=memory,
+        )
+        explanation = planning.explanation(model, found, chosen, batch, update_every)
+        if markdown:
+            typer.echo(f"{planning.markdown(found)}\n\n{explanation}")
+            return
+        console = Console()
+        console.print(planning.terminal_table(model, found, console.width))
+        console.print(f"{planning.LEGEND}\n\n{explanation}", highlight=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,17 +82,19 @@ def limit(model: Model, settings: dict[str, Any], rate: float) -> float:
 def layer_sizes(model: Model, approx: str, subsample: bool) -> list[Sizes]:
     """The layers of a model with the rows that a batch gives, from one backward pass."""
     network = model.build()
-    meter = _RowMeter(network, approx, subsample)
+    meter = RowMeter(network, approx, subsample)
     model.loss(network, model.batch()).backward()
     return meter.sizes
 
 
-class _RowMeter:
-    """Notes the sizes of each layer that a backward pass goes through."""
+class RowMeter:
+    """Notes the sizes of each layer that a backward pass goes through; so many ranks have as large a batch each."""
 
-    def __init__(self, network: nn.Module, approx: str, subsample: bool) -> None:
+    def __init__(self, network: nn.Module, approx: str, subsample: bool, ranks: int = 1) -> None:
         self.sizes: list[Sizes] = []
-        self._approx, self._subsample = approx, subsample
+        self.rows: Counter[nn.Parameter] = Counter()
+        """By weight, of its statistics."""
+        self._approx, self._subsample, self._ranks = approx, subsample, ranks
         matrices: list[Matrix] = find_matrices(network)
         self._views: dict[nn.Module, ModuleLayer] = {v.module: v for matrix in matrices for v in matrix.views}
         self._capture = Capture(network, list(self._views), self._wants, self._note)
@@ -106,8 +109,9 @@ class _RowMeter:
             approximation = "reduce" if self._approx == "reduce" else "expand"
         samples = view.samples(x)
         single = g.numel() == samples * view.blocks * view.d
-        stride = view.stride(x, g, approximation) if self._subsample else 1
+        stride = view.stride(x, g, approximation, self._ranks) if self._subsample else 1
         rows = view.rows(x[::stride], g[::stride], approximation)[1].shape[1]
+        self.rows[view.weight] += rows
         self.sizes.append(Sizes(view.p, view.d, rows, samples if single else None, view.blocks, view.one_hot))
 
 

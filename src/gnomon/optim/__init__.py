@@ -6,6 +6,7 @@ from .kfac import KFAC
 from .lbfgs import LBFGS
 from .moving_frame import moving_frame
 from .newton import StructuredNewton
+from .plan import LayerPlan, Plan, plan
 from .state import vector_state
 
 __all__ = [
@@ -15,7 +16,10 @@ __all__ = [
     "Banded",
     "Colored",
     "Hutchinson",
+    "LayerPlan",
+    "Plan",
     "StructuredNewton",
     "moving_frame",
+    "plan",
     "vector_state",
 ]

@@ -244,11 +244,15 @@ class INGD(LayerwiseOptimizer):
         )
 
     def _factor_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
+        return {key: shape for key, shape in self._owned_shapes(tracked).items() if self._is_kept(tracked, key)}
+
+    def _owned_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
+        """Those at the rank that updates the factors; the same at every rank, whichever it is."""
         blocks, sides = (tracked.layer.blocks,), (("K", tracked.factors.left), ("C", tracked.factors.right))
         shapes = {_key(name, group): blocks + group.storage_shape for name, group in sides}
         if self._has_momentum:
             shapes |= {f"m_{name}": blocks + group.compressed_shape for name, group in sides}
-        return {key: shape for key, shape in shapes.items() if self._is_kept(tracked, key)}
+        return shapes
 
     def _state_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
         has_level = self._fixed["relative"] and self._is_kept(tracked, "level")
@@ -258,22 +262,21 @@ class INGD(LayerwiseOptimizer):
     def _is_kept(self, tracked: Tracked, key: str) -> bool:
         return self._sharing.is_mine(tracked) or key in self._kept_by_all(tracked)
 
-    def _kept_by_all(self, tracked: Tracked) -> list[str]:
+    def _kept_by_all(self, tracked: Tracked, shard: Mode | None = None) -> list[str]:
         """For directions both factors and their units; otherwise those through which rows are seen when they come."""
         sides = (("K", tracked.factors.left), ("C", tracked.factors.right))
-        if self._shard == "full":
+        if (shard or self._shard) == "full":
             return [_key(name, group) for name, group in sides if not group.keeps_covariance]
         return [_key(name, group) for name, group in sides] + ["level"] * self._fixed["relative"]
 
-    def _packed(self, tracked: Tracked, key: str) -> Tensor:
-        value = super()._packed(tracked, key)
-        return symmetric.pack(value) if self._is_square(tracked, key) else value
+    def _as_sent(self, key: str, value: Tensor) -> Tensor:
+        return symmetric.pack(value) if self._is_square(key) else value
 
     def _unpack(self, tracked: Tracked, key: str, sent: Tensor) -> None:
         size = _side(tracked, "K" if key == "KK" else "C").k
-        super()._unpack(tracked, key, symmetric.unpack(sent, size) if self._is_square(tracked, key) else sent)
+        super()._unpack(tracked, key, symmetric.unpack(sent, size) if self._is_square(key) else sent)
 
-    def _is_square(self, tracked: Tracked, key: str) -> bool:
+    def _is_square(self, key: str) -> bool:
         """Whether a part of the state is a symmetric matrix in full."""
         return key in ("KK", "CC") and not self._is_frugal
 
@@ -429,14 +432,8 @@ class INGD(LayerwiseOptimizer):
 
     def _layer_row(self, tracked: Tracked, name: str) -> Row:
         layer, factors = tracked.layer, tracked.factors
-        stored = self._stored_dtype(tracked)
-        kept = sum(math.prod(shape) for shape in self._factor_shapes(tracked).values()) * stored.itemsize
-        if not self._is_frugal:
-            sides, uses = ((factors.left, layer.d), (factors.right, layer.p)), self.param_groups[0]["update_every"]
-            worth = [g.k for g, rows in sides if type(g) is Dense and forms.keep_product(g.k, rows, uses)]
-            products = sum(layer.blocks * k**2 for k in worth)
-            kept += products * torch.promote_types(stored, layer.weight.dtype).itemsize
-        moments = 0 if self._precondition_only else sum(p.numel() * p.element_size() for p in layer.parameters)
+        numbers = sum(math.prod(shape) for shape in self._owned_shapes(tracked).values())
+        kept = numbers * self._stored_dtype(tracked).itemsize + self._product_bytes(tracked)
         update, step = _costs(factors, layer.blocks, self._fixed["order"])
         kind = f"INGD, {'kfac' if tracked.views else 'gradient'} curvature"
         blocks = f"{layer.blocks} of " if layer.blocks > 1 else ""
@@ -446,10 +443,20 @@ class INGD(LayerwiseOptimizer):
             kind,
             f"{blocks}{factors.left}",
             f"{blocks}{factors.right}",
-            kept + moments,
+            kept + self._momentum_bytes(tracked),
             update,
             step,
         )
+
+    def _product_bytes(self, tracked: Tracked) -> int:
+        """Of products of the factors that are kept between updates."""
+        if self._is_frugal:
+            return 0
+        layer, factors = tracked.layer, tracked.factors
+        sides, uses = ((factors.left, layer.d), (factors.right, layer.p)), self.param_groups[0]["update_every"]
+        worth = [g.k for g, rows in sides if type(g) is Dense and forms.keep_product(g.k, rows, uses)]
+        width = torch.promote_types(self._stored_dtype(tracked), layer.weight.dtype).itemsize
+        return layer.blocks * sum(k**2 for k in worth) * width
 
 
 def _side(tracked: Tracked, name: Literal["K", "C"]) -> Group:

@@ -187,7 +187,6 @@ class KFAC(LayerwiseOptimizer):
         layer, factors = tracked.layer, tracked.factors
         width = self._computing_dtype(tracked).itemsize
         numbers = sum(math.prod(shape) for shape in self._factor_shapes(tracked).values())
-        moments = 0 if self._precondition_only else sum(p.numel() * p.element_size() for p in layer.parameters)
         dense = [group.k for group in (factors.left, factors.right) if isinstance(group, Dense)]
         return Row(
             name,
@@ -195,7 +194,7 @@ class KFAC(LayerwiseOptimizer):
             f"KFAC, {'kfac' if tracked.views else 'gradient'} curvature",
             str(factors.left),
             str(factors.right),
-            numbers * width + moments,
+            numbers * width + self._momentum_bytes(tracked),
             layer.blocks * sum(k**3 for k in dense),
             layer.blocks * sum(k * factors.left.k * factors.right.k for k in dense),
         )

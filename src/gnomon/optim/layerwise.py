@@ -246,12 +246,12 @@ class LayerwiseOptimizer(Stepping):
         for tracked in self._tracked.values():
             self._drop_what_others_keep(tracked)
 
-    def _cost(self, tracked: Tracked) -> float:
+    def _cost(self, tracked: Tracked, shard: Mode | None = None) -> float:
         """What is balanced over ranks: memory where layers are stored by one each, else the work of an update."""
         row = self._layer_row(tracked, tracked.name)
-        return row.bytes if self._shard == "full" else row.update
+        return row.bytes if (shard or self._shard) == "full" else row.update
 
-    def _kept_by_all(self, tracked: Tracked) -> list[str]:
+    def _kept_by_all(self, tracked: Tracked, shard: Mode | None = None) -> list[str]:
         """What of a layer's factors is kept, and asked for, by ranks that do not update them."""
         return []
 
@@ -300,7 +300,10 @@ class LayerwiseOptimizer(Stepping):
 
     def _packed(self, tracked: Tracked, key: str) -> Tensor:
         """A part of the state as it is sent."""
-        return self.state[tracked.layer.weight][key]
+        return self._as_sent(key, self.state[tracked.layer.weight][key])
+
+    def _as_sent(self, key: str, value: Tensor) -> Tensor:
+        return value
 
     def _unpack(self, tracked: Tracked, key: str, sent: Tensor) -> None:
         self.state[tracked.layer.weight][key] = sent
@@ -681,6 +684,10 @@ class LayerwiseOptimizer(Stepping):
                 else:
                     continue
                 raise ValueError(f"the state is of another model, structure or preset: {key} of {names[id(p)]} {got}")
+
+    def _momentum_bytes(self, tracked: Tracked) -> int:
+        """Of the momenta of a layer's parameters."""
+        return 0 if self._precondition_only else sum(p.numel() * p.element_size() for p in tracked.layer.parameters)
 
     def memory_usage(self) -> int:
         """Bytes of the state that this rank keeps, cached products included."""

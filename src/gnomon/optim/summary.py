@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 
@@ -38,12 +39,8 @@ class Summary:
         return sum(row.bytes for row in self.rows)
 
     def __str__(self) -> str:
-        cells = [HEADER, *(self._cells(row) for row in self.rows)]
-        cells.append(("total", "", "", "", "", *self._costs(self.rows)))
-        widths = [max(len(line[i]) for line in cells) for i in range(len(HEADER))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in cells]
-        rule = "-" * max(map(len, lines))
-        return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+        total = ("total", "", "", "", "", *self._costs(self.rows))
+        return table(HEADER, [self._cells(row) for row in self.rows], total)
 
     def _cells(self, row: Row) -> tuple[str, ...]:
         shape = " x ".join(map(str, row.shape)) or "scalar"
@@ -52,13 +49,23 @@ class Summary:
     @staticmethod
     def _costs(rows: list[Row]) -> tuple[str, str, str]:
         return (
-            f"{_scaled(sum(row.bytes for row in rows))}B",
-            _scaled(sum(row.update for row in rows)),
-            _scaled(sum(row.step for row in rows)),
+            f"{scaled(sum(row.bytes for row in rows))}B",
+            scaled(sum(row.update for row in rows)),
+            scaled(sum(row.step for row in rows)),
         )
 
 
-def _scaled(count: float) -> str:
+def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], total: tuple[str, ...]) -> str:
+    """Columns of text, with a rule below the header and one above the total."""
+    cells = [header, *rows, total]
+    widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in cells]
+    rule = "-" * max(map(len, lines))
+    return "\n".join([lines[0], rule, *lines[1:-1], rule, lines[-1]])
+
+
+def scaled(count: float) -> str:
+    """With three digits and a unit, as in ``1.23 M``; ``B`` may follow."""
     for unit in ("", "k", "M", "G"):
         if count < 1000:
             return f"{count:.3g} {unit}" if unit else f"{count:.0f} "

@@ -10,11 +10,13 @@ from functools import partial
 from torch import nn
 
 from .convmixer import convmixer
-from .gpt import gpt
+from .gpt import gpt, gpt_1_3b
 from .perceptron import mlp
 from .pyramidnet import pyramidnet
+from .resnet import resnet
 from .vgg import vgg
 from .vision import regnetx_for_small_images, repvgg, timm_model
+from .vit import vit_b
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,16 @@ MODELS: dict[str, ModelSpec] = {
         ModelSpec("gpt", "GPT, 2 layers of 128", gpt, None),
     )
 }
+
+LARGE: dict[str, ModelSpec] = {
+    spec.name: spec
+    for spec in (
+        ModelSpec("resnet-50", "ResNet-50", partial(resnet, (3, 4, 6, 3)), 224),
+        ModelSpec("vit-b", "ViT-B/16", vit_b, 224),
+        ModelSpec("gpt-1.3b", "GPT, 24 layers of 2048", gpt_1_3b, None),
+    )
+}
+"""Those that are planned for, past one machine, and have no protocol of training here."""
 
 
 def build(name: str, classes: int, channels: int = 3) -> nn.Module:

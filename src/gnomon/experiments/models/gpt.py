@@ -9,11 +9,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class Block(nn.Module):
-    """Causal self-attention and a two-layer perceptron, each behind a layer norm and added to its input."""
+    """Self-attention and a two-layer perceptron, each behind a layer norm and added to its input."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, causal: bool = True) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.causal = heads, causal
         self.norm_1, self.norm_2 = nn.LayerNorm(width), nn.LayerNorm(width)
         self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
@@ -22,7 +22,7 @@ class Block(nn.Module):
         batch, length, width = x.shape
         split = (batch, length, 3, self.heads, width // self.heads)
         q, k, v = self.qkv(self.norm_1(x)).reshape(split).permute(2, 0, 3, 1, 4)
-        seen = scaled_dot_product_attention(q, k, v, is_causal=True)
+        seen = scaled_dot_product_attention(q, k, v, is_causal=self.causal)
         x = x + self.out(seen.transpose(1, 2).reshape(batch, length, width))
         return x + self.mlp(self.norm_2(x))
 
@@ -49,3 +49,8 @@ class GPT(nn.Module):
 def gpt(classes: int, channels: int) -> nn.Module:
     """2 layers of width 128, for at most 64 tokens of so many classes; text has no channels."""
     return GPT(width=128, heads=4, layers=2, context=64, vocabulary=classes)
+
+
+def gpt_1_3b(classes: int, channels: int) -> nn.Module:
+    """24 layers of width 2048, for at most 2048 tokens, as GPT-3 XL (Brown et al. 2020, arXiv:2005.14165)."""
+    return GPT(width=2048, heads=16, layers=24, context=2048, vocabulary=classes)

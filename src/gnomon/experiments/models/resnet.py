@@ -1,0 +1,50 @@
+"""ResNet with bottlenecks (He et al. 2016, arXiv:1512.03385), with the stride in the 3 x 3 convolution."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+EXPANSION = 4
+"""Output channels of a bottleneck for each of its width."""
+
+
+class Bottleneck(nn.Module):
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to the input, which is projected where its shape changes."""
+
+    def __init__(self, inputs: int, width: int, stride: int) -> None:
+        super().__init__()
+        outputs = EXPANSION * width
+        self.inner = nn.Sequential(
+            *_convolution(inputs, width, 1),
+            nn.ReLU(inplace=True),
+            *_convolution(width, width, 3, stride),
+            nn.ReLU(inplace=True),
+            *_convolution(width, outputs, 1),
+        )
+        same = inputs == outputs and stride == 1
+        self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(inputs, outputs, 1, stride))
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.inner(x) + self.shortcut(x))
+
+
+def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
+    layer = nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+    return layer, nn.BatchNorm2d(outputs)
+
+
+def resnet(blocks: Sequence[int], classes: int, channels: int) -> nn.Module:
+    """Stages of so many bottlenecks, of width 64 first and twice as wide from stage to stage."""
+    stem = [*_convolution(channels, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)]
+    layers: list[nn.Module] = []
+    inputs = 64
+    for stage, count in enumerate(blocks):
+        width = 64 * 2**stage
+        for number in range(count):
+            layers.append(Bottleneck(inputs, width, stride=2 if stage and not number else 1))
+            inputs = EXPANSION * width
+    return nn.Sequential(*stem, *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
