@@ -8,6 +8,7 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from textwrap import fill
 from typing import Any
 
 from rich import box
@@ -219,13 +220,28 @@ def _footer(quick: bool) -> str:
 NARROW = 100
 
 
+WORDS = ("method", "settings")
+"""Columns of words, which may break between them."""
+
+
 def terminal_table(title: str, header: list[str], rows: list[list[str]], width: int) -> Table:
-    """On a narrow terminal the settings are left to the page: half a number is worse than none."""
+    """On a narrow terminal settings, and columns for which there is no room, are left to the page.
+
+    Half a number is worse than none: headers break between words, numbers do not.
+    """
     shown = [i for i, name in enumerate(header) if name != "settings" or width >= NARROW]
+    widths = [_least_width(name, [row[i] for row in rows]) for i, name in enumerate(header)]
+    while len(shown) > 2 and sum(widths[i] + 3 for i in shown) > width:
+        shown.pop()
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
     for i in shown:
-        words = header[i] in ("method", "settings")
-        table.add_column(header[i], justify="left" if words else "right", no_wrap=not words)
+        words = header[i] in WORDS
+        table.add_column(fill(header[i], widths[i]), justify="left" if words else "right", no_wrap=not words)
     for row in rows:
         table.add_row(*[row[i] for i in shown], style="bold" if row[0].startswith("ours") else "")
     return table
+
+
+def _least_width(name: str, cells: list[str]) -> int:
+    """Of a column: its longest number or word."""
+    return max(map(len, [*name.split(), *(" ".join(cells).split() if name in WORDS else cells)]))

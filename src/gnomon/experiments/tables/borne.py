@@ -13,8 +13,8 @@ from ..training.optimizers import TITLES
 from .scales import Grid
 from .workers import Result
 
-MARGIN = 10.0
-"""A method bears a setting where its error in % is at most so much above that of its own best setting."""
+SHARE = 0.5
+"""A method bears a setting where it gets right at least so much of what it gets right with its own best setting."""
 
 Setting = tuple[float, float]
 
@@ -40,7 +40,7 @@ class Map:
     def borne(self) -> set[Setting]:
         if self.best is None:
             return set()
-        limit = self.best[1] + MARGIN
+        limit = 100 - SHARE * (100 - self.best[1])
         return {setting for setting, error in self.errors.items() if error is not None and error <= limit}
 
     @property

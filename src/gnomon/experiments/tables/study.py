@@ -19,7 +19,7 @@ from ..training.compare import Clock, Group
 from ..training.config import Config, TrainingError, completed
 from ..training.optimizers import TITLES
 from ..training.trainer import Epoch
-from ..training.tune import Search, Trial, for_optimizer, judged, ranges, rate_grid
+from ..training.tune import Search, Trial, for_optimizer, judged, rate_grid
 from .scales import Scale
 from .workers import Result, Run, Timing, Workers, rehearse
 
@@ -135,7 +135,8 @@ class Study:
         results = self.results(runs)
         if not runs or results is None:
             return None
-        return Search(optimizer, [as_trial(result) for result in results], {"lr": ranges(runs[0].config)["lr"]})
+        rates = [run.config.lr for run in runs if run.config.lr is not None]
+        return Search(optimizer, [as_trial(result) for result in results], {"lr": (min(rates), max(rates))})
 
     def chosen(self, task: Config, optimizer: str) -> Config | None:
         """The best setting, for training on all of the training set and measuring on the test set."""
