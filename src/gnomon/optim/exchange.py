@@ -36,8 +36,8 @@ def encoded(tracked: Tracked, factors: tuple[Element | None, Element | None], st
     groups, moments = (tracked.factors.left, tracked.factors.right), (statistics.inputs, statistics.outputs)
     sides = zip(groups, factors, moments, strict=True)
     parts = [part for group, a, moment in sides for part in _sent(additive(group, a, moment))]
-    counts = parts[0].new_tensor([statistics.rows, statistics.terms])
-    return torch.cat([part.flatten() for part in (*parts, counts)])
+    counts = [parts[0].new_full((1,), count) for count in (statistics.rows, statistics.terms)]
+    return torch.cat([part.flatten() for part in (*parts, *counts)])
 
 
 def _sent(moment: Moment) -> Sequence[Tensor]:
@@ -51,7 +51,7 @@ def decoded(tracked: Tracked, vector: Tensor, ranks: int) -> Statistics:
     inputs, outputs = (_received(group, blocks, part) for group, part in zip(groups, moments, strict=True))
     rows, terms = counts.unbind()
     return Statistics(
-        inputs.of([t / rows.clamp(min=1) for t in inputs.tensors]),
+        inputs.of([t / rows for t in inputs.tensors]),  # not finite where no rank has seen the layer: it stays
         outputs.of([t * (terms / ranks**2) for t in outputs.tensors]),
         rows=1,
         terms=1,
@@ -114,17 +114,13 @@ class Exchange:
     def _bytes(self, tracked: Tracked) -> int:
         return statistics_size(tracked) * self._dtype(tracked).itemsize
 
-    def begin(self, number: int, afresh: bool) -> bool:
-        """A backward pass of this number brings statistics, the first since gradients were dropped or one more.
+    def is_new(self, number: int) -> bool:
+        """Whether a backward pass of this number has brought nothing yet."""
+        return number != self._pass
 
-        Gives whether the pass is new.
-        """
-        if number == self._pass:
-            return False
-        if afresh:
-            self.forget()
+    def begin(self, number: int) -> None:
+        """A backward pass of this number brings statistics, which are added to those that are there."""
         self._pass, self._next = number, 0
-        return True
 
     @property
     def is_empty(self) -> bool:

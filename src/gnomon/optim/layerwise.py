@@ -19,7 +19,7 @@ from .exchange import decoded, encoded
 from .factors import KroneckerFactors
 from .layers import Approximation, Matrix, ModuleLayer, find_matrices
 from .moves import Move, Tracked, alike, cat
-from .ranks import local
+from .ranks import local, sharded_as
 from .sampling import Likelihood, sampled_loss
 from .settings import (
     GROWTH,
@@ -321,6 +321,8 @@ class LayerwiseOptimizer(Stepping):
         """Whether a layer's rows are of use in the coming step."""
         if self._sharing.notice_wrapper(self._model):
             self._arrange()
+        if not self._sharing.is_passing:
+            return False
         tracked, view = self._views[module]
         if view.weight in self._due:
             tracked.expected += 1
@@ -397,7 +399,10 @@ class LayerwiseOptimizer(Stepping):
         exchange = self._sharing.exchange
         if exchange is None:
             return
-        if exchange.begin(task, self._is_afresh(tracked.layer.weight)):
+        if exchange.is_new(task):
+            if all(self._is_afresh(t.layer.weight) for t in self._tracked.values() if t.views):
+                exchange.forget()
+            exchange.begin(task)
             torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
         tracked.expected -= 1
         if self._sharing.sends_now and tracked.expected <= 0:
@@ -422,7 +427,7 @@ class LayerwiseOptimizer(Stepping):
     def _share_statistics(self) -> None:
         """The statistics are those of all ranks' batches together, as the gradients are, where a rank needs them."""
         exchange = self._sharing.exchange
-        if exchange is None or not self._due:
+        if exchange is None or not self._due or self._closed:
             return
         due = [t for t in self._tracked.values() if t.views and t.layer.weight in self._due]
         for tracked in due:
@@ -645,7 +650,8 @@ class LayerwiseOptimizer(Stepping):
             # As it was saved: torch would turn the factors into the parameter's type.
             if number in own["state"]:
                 self.state[p] = {
-                    k: v.to(p.device) if isinstance(v, Tensor) else v for k, v in own["state"][number].items()
+                    k: sharded_as(v.to(p.device), p) if isinstance(v, Tensor) else v
+                    for k, v in own["state"][number].items()
                 }
         for tracked in self._tracked.values():
             tracked.forget()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,8 +21,8 @@ Purpose = Literal["statistics", "factors", "directions", "numbers"]
 class Ranks:
     """A group of processes, with the bytes that each of its messages holds counted by their purpose.
 
-    Collectives go through a group of their own, so that their order among those of ``DistributedDataParallel``, which
-    may differ from rank to rank, does not matter.
+    Collectives go through a group of their own. Among themselves they have one order at all ranks; among those of
+    ``DistributedDataParallel`` they need none with gloo.
     """
 
     def __init__(self, members: Sequence[int] = (), copies: int = 0, like: dist.ProcessGroup | None = None) -> None:
@@ -39,16 +40,23 @@ class Ranks:
     @classmethod
     def of(cls, model: nn.Module) -> Ranks:
         """Those of a wrapped model, or of one whose parameters are sharded; otherwise this process alone."""
-        if isinstance(model, nn.parallel.DistributedDataParallel):
-            group = model.process_group
-            return cls(dist.get_process_group_ranks(group), like=group)
+        if wrappers := wrappers_in(model):
+            members = [dist.get_process_group_ranks(wrapper.process_group) for wrapper in wrappers]
+            if any(other != members[0] for other in members):
+                raise ValueError("parts of the model are trained by different groups of ranks; wrap all of it once")
+            return cls(members[0], like=wrappers[0].process_group)
         named = {name: sharded for name, p in model.named_parameters() if (sharded := as_sharded(p)) is not None}
         if not named:
             return cls()
+        for name, p in model.named_parameters():
+            if p.requires_grad and name not in named:
+                raise ValueError(f"{name} is not sharded while others are; fully_shard() the model itself too")
         meshes = [p.device_mesh for p in named.values()]
         if any(mesh != meshes[0] for mesh in meshes):
             raise ValueError("the model's parameters are on different device meshes; shard all of it over one")
         for name, p in named.items():
+            if p.device.type != p.device_mesh.device_type:
+                raise ValueError(f"{name} is offloaded to the {p.device.type}; shard the model without offloading")
             if not all(placement.is_replicate() or type(placement).__name__ == "Shard" for placement in p.placements):
                 raise ValueError(f"{name} has placements {p.placements}; fully_shard() gives Shard and Replicate")
         kinds = {tuple(placement.is_shard() for placement in p.placements) for p in named.values()}
@@ -115,6 +123,11 @@ class Ranks:
         self.sent[purpose] += tensor.numel() * tensor.element_size()
 
 
+def wrappers_in(model: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
+    """The model itself or, where it is compiled or a part of another, those inside it."""
+    return [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
+
+
 class Message:
     """A tensor on its way."""
 
@@ -135,6 +148,9 @@ def explained() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
+        # gloo's errors have no class of their own, but name its source.
+        if not (isinstance(error, dist.DistError) or re.search(r"gloo|nccl|timed out", str(error), re.IGNORECASE)):
+            raise
         raise RuntimeError(
             f"another rank has ended or does not answer ({str(error).splitlines()[0]}); start again from the last "
             "checkpoint, on fewer ranks if need be"
@@ -170,6 +186,19 @@ def whole(tensor: Tensor) -> Tensor:
     """All of it, from all ranks."""
     sharded = as_sharded(tensor)
     return tensor if sharded is None else sharded.full_tensor()
+
+
+def sharded_as(tensor: Tensor, like: Tensor) -> Tensor:
+    """A tensor that is whole, sharded as a parameter of its shape is; others as they are."""
+    if (sharded := as_sharded(like)) is None or as_sharded(tensor) is not None or tensor.shape != like.shape:
+        return tensor
+    return sharded.from_local(
+        share(tensor, like).contiguous(),
+        sharded.device_mesh,
+        sharded.placements,
+        shape=like.shape,
+        stride=like.stride(),
+    )
 
 
 def share(tensor: Tensor, like: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from .assignment import Assignment
 from .exchange import Exchange
 from .moves import Move, Part, Tracked
-from .ranks import Ranks
+from .ranks import Ranks, wrappers_in
 
 Mode = Literal["none", "update", "full"]
 MODES: tuple[Mode, ...] = ("none", "update", "full")
@@ -23,7 +23,7 @@ class Sharing:
 
     def __init__(self, model: nn.Module, mode: Mode) -> None:
         self.mode, self.ranks = mode, Ranks.of(model)
-        self._wrapper = model if isinstance(model, nn.parallel.DistributedDataParallel) else None
+        self._wrappers = wrappers_in(model)
         self._owners: dict[int, int] = {}
         self.exchange: Exchange | None = None
         """Of statistics; None where this rank is alone."""
@@ -36,7 +36,7 @@ class Sharing:
         wrapper = nn.parallel.DistributedDataParallel._active_ddp_module
         if wrapper is None or self.ranks.count > 1 or not any(module is model for module in wrapper.modules()):
             return False
-        self._wrapper, self.ranks = wrapper, Ranks.of(wrapper)
+        self._wrappers, self.ranks = [wrapper], Ranks.of(wrapper)
         return self.ranks.count > 1
 
     def arrange(
@@ -82,7 +82,14 @@ class Sharing:
     @property
     def sends_now(self) -> bool:
         """Whether a backward pass is followed by a step; under ``no_sync()`` another pass comes before."""
-        return self._wrapper is None or bool(self._wrapper.require_backward_grad_sync)
+        return all(wrapper.require_backward_grad_sync for wrapper in self._wrappers)
+
+    @property
+    def is_passing(self) -> bool:
+        """Whether all ranks run this forward pass: through a wrapper, or again for a checkpoint in a backward pass."""
+        inside = nn.parallel.DistributedDataParallel._active_ddp_module is not None
+        unseen = any(wrapper._use_python_reducer for wrapper in self._wrappers)
+        return inside or unseen or not self._wrappers or torch._C._current_graph_task_id() != -1
 
     # ------------------------------------------------------------------ directions
     def exchanged(
