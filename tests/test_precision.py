@@ -5,6 +5,7 @@ import re
 
 import pytest
 import torch
+from teaching import teacher, train
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -18,12 +19,6 @@ from gnomon.optim.structures import NAMES
 HALF = [torch.bfloat16, torch.float16]
 
 
-def teacher(n=256, d=6):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(n, d, generator=generator)
-    return x, torch.stack([(x[:, 0] * x[:, 1]).sin(), x[:, 2:].square().mean(1)], 1)
-
-
 def perceptron():
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(6, 32), nn.LayerNorm(32), nn.Tanh(), nn.Linear(32, 2))
@@ -32,17 +27,6 @@ def perceptron():
 def decaying(steps):
     """A rate at whose end runs differ by what they have learned, not by their last step."""
     return lambda step: 1e-2 * (1 - step / steps)
-
-
-def train(optimizer, loss, steps):
-    values = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        optimizer.step()
-        values.append(value.item())
-    return values
 
 
 def regression(steps, dtype=torch.float32, **settings):

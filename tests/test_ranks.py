@@ -361,6 +361,14 @@ def _inside_another(rank, count):
     return outcome(model, optimizer)
 
 
+def _compiled_around(rank, count):
+    model, build = model_and(INGD)
+    wrapped = torch.compile(DistributedDataParallel(model), backend="eager")
+    optimizer = build(wrapped)
+    train(wrapped, optimizer, rank, count)
+    return outcome(model, optimizer)
+
+
 def _looked_at_by_one(rank, count):
     """A pass of one rank alone, past the wrapper, is none of the others' business."""
     model, build = model_and(INGD)
@@ -410,7 +418,7 @@ def _sharded_in_part(rank, count):
 
 def _ways(rank, count):
     ways = (_a_pass_for_each_task, _inside_another, _looked_at_by_one, _closed, _a_whole_state_for_shares)
-    ways += (_sharded_in_part,)
+    ways += (_sharded_in_part, _compiled_around)
     ways += (_wrapped_later, _synchronized_every_time, _branches_by_rank, _dropped_by_the_model)
     ways += (_before_another_optimizer, _sampled_targets_in_bfloat16, _not_finite_at_one, _sent_early)
     return {way.__name__: way(rank, count) for way in ways}
@@ -425,6 +433,7 @@ def test_ways_to_train():
         "_before_another_optimizer": _before_another_optimizer(0, 1),
         "_a_pass_for_each_task": _a_pass_for_each_task(0, 1),
         "_inside_another": _inside_another(0, 1),
+        "_compiled_around": alone("none"),
     }
     for name, (weights, state) in expected.items():
         assert_same(first[name], weights, state, name)

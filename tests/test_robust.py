@@ -5,27 +5,11 @@ import math
 
 import pytest
 import torch
+from teaching import teacher, train
 from torch import nn
 
 from gnomon import groups
 from gnomon.optim import INGD
-
-
-def teacher(n=256, d=6):
-    torch.manual_seed(0)
-    x = torch.randn(n, d)
-    return x, torch.stack([(x[:, 0] * x[:, 1]).sin(), x[:, 2:].square().mean(1)], 1)
-
-
-def run(optimizer, model, loss, steps=150):
-    values = []
-    for _ in range(steps):
-        optimizer.zero_grad()
-        value = loss()
-        value.backward()
-        optimizer.step()
-        values.append(value.item())
-    return values
 
 
 def regression(inputs=1.0, scale=1.0, steps=150, normalized=True, **settings):
@@ -35,7 +19,7 @@ def regression(inputs=1.0, scale=1.0, steps=150, normalized=True, **settings):
     norm = nn.BatchNorm1d(32, eps=1e-12) if normalized else nn.Identity()
     model = nn.Sequential(nn.Linear(6, 32), norm, nn.Tanh(), nn.Linear(32, 2))
     optimizer = INGD(model, **settings)
-    values = run(optimizer, model, lambda: scale * (model(inputs * x) - y).square().mean(), steps)
+    values = train(optimizer, lambda: scale * (model(inputs * x) - y).square().mean(), steps)
     return values[0] / scale, values[-1] / scale
 
 
@@ -67,7 +51,7 @@ def steep(**settings):
     model = nn.Linear(6, 4, bias=False).double()
     x = 100 * torch.randn(64, 6, dtype=torch.float64) * torch.tensor([1.0, 1, 1, 1e-4, 1e-4, 1e-4])
     optimizer = INGD(model, 0.0, update_every=1, **settings)
-    run(optimizer, model, lambda: model(x).square().mean(), 20)
+    train(optimizer, lambda: model(x).square().mean(), 20)
     return optimizer, optimizer.factors("")
 
 
@@ -138,7 +122,7 @@ def test_a_deep_autoencoder_does_not_diverge_at_five_times_the_rate(settings):
     for factor in (1, 5):
         model, x = deep_autoencoder()
         optimizer = INGD(model, INGD.presets["robust"]["lr"] * factor, **settings)
-        values = run(optimizer, model, lambda model=model, x=x: (model(x) - x).square().sum(1).mean(), 150)
+        values = train(optimizer, lambda model=model, x=x: (model(x) - x).square().sum(1).mean(), 150)
         assert values[-1] < 0.7 * values[0]
         assert max(values[20:]) < values[0]
 
@@ -146,7 +130,7 @@ def test_a_deep_autoencoder_does_not_diverge_at_five_times_the_rate(settings):
 def test_natural_steps_of_their_own_length_diverge():
     model, x = deep_autoencoder()
     optimizer = INGD(model, 0.1, step_rms=None)
-    values = run(optimizer, model, lambda: (model(x) - x).square().sum(1).mean(), 150)
+    values = train(optimizer, lambda: (model(x) - x).square().sum(1).mean(), 150)
     assert optimizer.skipped_steps > 0 or max(values) > 5 * values[0]
 
 

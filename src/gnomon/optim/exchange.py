@@ -16,8 +16,6 @@ from .ranks import Message, Ranks
 BUCKET = 2**25
 """Bytes of a message: as many layers as fit into it travel together."""
 
-Factors = Callable[[Tracked], tuple[Element | None, Element | None]]
-
 
 # ---------------------------------------------------------------------- what a message holds
 def moment_size(group: Group, blocks: int) -> int:

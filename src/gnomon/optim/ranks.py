@@ -142,14 +142,20 @@ class Message:
         return self._tensor
 
 
+def is_loss_of_a_rank(error: BaseException) -> bool:
+    """Whether an error says that another rank is gone, or has not answered in time."""
+    # gloo's errors have no class of their own, but name its source.
+    named = isinstance(error, RuntimeError) and re.search(r"gloo|nccl|timed out", str(error), re.IGNORECASE)
+    return isinstance(error, dist.DistError) or bool(named)
+
+
 @contextmanager
 def explained() -> Iterator[None]:
     """What to do when another rank does not answer."""
     try:
         yield
     except RuntimeError as error:
-        # gloo's errors have no class of their own, but name its source.
-        if not (isinstance(error, dist.DistError) or re.search(r"gloo|nccl|timed out", str(error), re.IGNORECASE)):
+        if not is_loss_of_a_rank(error):
             raise
         raise RuntimeError(
             f"another rank has ended or does not answer ({str(error).splitlines()[0]}); start again from the last "

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
+from ...optim.ranks import is_loss_of_a_rank
 from .config import TrainingError
 
 T = TypeVar("T")
@@ -95,10 +96,7 @@ class Ranks:
     # ------------------------------------------------------------------ the end
     def is_loss_of_a_rank(self, error: BaseException) -> bool:
         """Whether an error says that another rank is gone, or has not answered in time."""
-        if not (self.several and isinstance(error, RuntimeError)):
-            return False
-        # gloo's errors have no class of their own, but name its source
-        return isinstance(error, dist.DistError) or re.search(r"gloo|nccl", str(error), re.IGNORECASE) is not None
+        return self.several and is_loss_of_a_rank(error)
 
     def fails_first(self) -> bool:
         """Whether this rank is the first to report an error; it alone shows it."""
