@@ -45,6 +45,11 @@ def widen(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
 
 
+def is_differentiated(*tensors: Tensor) -> bool:
+    """Whether a result of them will be asked for derivatives."""
+    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
+
+
 def positive_size(name: str, value: object) -> int:
     """``value`` as a positive integer; an error that names it otherwise."""
     try:
@@ -265,7 +270,17 @@ class Group(ABC):
 
     def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
         """``A A^T x`` for each row ``x`` of ``(*batch, n, k)``; with ``overwrite`` it may be in the rows' memory."""
-        return self.apply(a, self.apply(a, rows, transpose=True))
+        if is_differentiated(rows, *a):
+            return self.apply(a, self.apply(a, rows, transpose=True))  # nothing in place that a derivative needs
+        return self.times_square(self.squared(a), rows, overwrite)
+
+    def squared(self, a: Element) -> Element:
+        """``A A^T`` as :meth:`times_square` wants it; it has the batch dimensions of A, and is worth keeping."""
+        return a
+
+    def times_square(self, square: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
+        """:meth:`apply_squared` from what :meth:`squared` gives, without derivatives."""
+        return self.apply(square, self.apply(square, rows, transpose=True))
 
     @property
     def row_cost(self) -> int:

@@ -12,6 +12,11 @@ from .base import Element, Group, positive_size
 from .dense import Dense
 
 
+def _product(rows: Tensor, symmetric: Tensor) -> Tensor:
+    """``rows symmetric``, in memory as the rows are."""
+    return rows @ symmetric if rows.stride(-1) == 1 else (symmetric @ rows.mT).mT
+
+
 class BlockDiagonal(Group):
     """``k // block`` dense blocks, multiplied as one batch, and one of the remaining size; D = 1/2.
 
@@ -58,15 +63,16 @@ class BlockDiagonal(Group):
     def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return self._join(self._each(lambda g, a, x: (g.apply(a, x[0], transpose),), a, self._split(rows)))
 
-    def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
-        squares = self._each(lambda g, a: (g.squared(a),), a)
-        is_differentiated = torch.is_grad_enabled() and any(t.requires_grad for t in (rows, *a))
-        if is_differentiated or rows.shape[:-2] != self.batch_shape(a):
-            return self._join(tuple(x @ square for x, square in zip(self._split(rows), squares, strict=True)))
-        result = torch.empty_like(rows)  # each block is written to its place at once
-        for x, square, y in zip(self._split(rows), squares, self._split(result), strict=True):
-            torch.matmul(x, square, out=y)
-        return result
+    def squared(self, a: Element) -> Element:
+        return self._each(Dense.squared, a)
+
+    def times_square(self, square: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
+        products = tuple(_product(x, blocks) for x, blocks in zip(self._split(rows), square, strict=True))
+        if self._last is None or not overwrite or rows.shape[:-2] != self.batch_shape(square):
+            return self._join(products)  # no copy, where columns are in one piece
+        for x, y in zip(self._split(rows), products, strict=True):
+            x.copy_(y)
+        return rows
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return self._join(self._each(lambda g, a, x: (g.apply_inverse(a, x[0], transpose),), a, self._split(rows)))

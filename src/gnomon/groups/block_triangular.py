@@ -104,29 +104,38 @@ class BlockTriangular(Group):
             return self._join(y_s + x_t @ coupling, y_t)
         return self._join(y_s, y_t + x_s @ coupling.mT)
 
-    def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
-        """With ``A = [[S, 0], [C, T]]`` (source, then target), by products with matrices as thin as the smaller part.
+    def squared(self, a: Element) -> Element:
+        """With ``A = [[S, 0], [C, T]]`` (source, then target), a matrix as thin as the smaller part, and the other's.
 
-        ``A A^T = H H^T + [[0, 0], [0, T T^T]]`` with ``H = [S; C]``, and as well
-        ``[[S S^T, S C^T], [C S^T, C C^T + T T^T]]``.
+        ``A A^T = H H^T + [[0, 0], [0, T T^T]]`` with ``H = [S; C]``, which is kept as rows, and as well
+        ``[[S S^T, S C^T], [C S^T, C C^T + T T^T]]``, of which the rows of the target are.
         """
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (rows, *a)):
-            return super().apply_squared(a, rows)  # nothing in place that a derivative needs
         a_s, a_t, coupling = self._open(a)
+        if self._source_is_thin:
+            return (self._join(self.source.to_dense(a_s).mT, coupling.mT), *self.target.squared(a_t))
+        t = self.target.to_dense(a_t)
+        thin = self._join(self.source.apply(a_s, coupling), coupling @ coupling.mT + t @ t.mT)
+        return (thin, *self.source.squared(a_s))
+
+    @property
+    def _source_is_thin(self) -> bool:
+        return self.source.k <= self.target.k
+
+    def times_square(self, square: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
+        thin, other = square[0], square[1:]
         result = rows if overwrite else rows.clone()
         x_s, x_t = self._split(result)
-        if self.source.k <= self.target.k:
-            thin = self._join(self.source.to_dense(a_s).mT, coupling.mT)
-            inner = _product(rows, thin.mT)
-            _assign(x_t, self.target.apply_squared(a_t, x_t, overwrite=True))
+        inner = _product(rows, thin.mT)
+        if self._source_is_thin:
+            _assign(x_t, self.target.times_square(other, x_t, overwrite=True))
             x_s.zero_()
             _add_product(result, inner, thin)
             return result
-        crossed, t = self.source.apply(a_s, coupling), self.target.to_dense(a_t)
-        y_t = _product(x_t, coupling @ coupling.mT + t @ t.mT) + _product(x_s, crossed.mT)
-        _assign(x_s, self.source.apply_squared(a_s, x_s, overwrite=True))
+        crossed, _ = self._split(thin)
+        x_t = x_t.clone()
+        _assign(x_s, self.source.times_square(other, x_s, overwrite=True))
         _add_product(x_s, x_t, crossed)
-        x_t.copy_(y_t)
+        self._split(result)[1].copy_(inner)
         return result
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:

@@ -107,9 +107,14 @@ class Dense(Group):
     def row_cost(self) -> int:
         return self.k**2  # by the product of A with itself, which can be kept
 
-    def squared(self, a: Element) -> Tensor:
-        """``A A^T``."""
-        return symmetric_product(a[0], a[0].mT)
+    def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
+        return self.apply(a, self.apply(a, rows, transpose=True))  # cheaper than A A^T, for a few rows
+
+    def squared(self, a: Element) -> Element:
+        return (symmetric_product(a[0], a[0].mT),)
+
+    def times_square(self, square: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
+        return rows @ square[0]
 
     @property
     def compressed_shape(self) -> tuple[int, ...]:

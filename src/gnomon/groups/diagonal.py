@@ -25,8 +25,11 @@ class Diagonal(Group):
     def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return rows * a[0].unsqueeze(-2)
 
-    def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
-        squares = a[0].square().unsqueeze(-2)
+    def squared(self, a: Element) -> Element:
+        return (a[0].square(),)
+
+    def times_square(self, square: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
+        squares = square[0].unsqueeze(-2)
         return rows.mul_(squares) if overwrite else rows * squares
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:

@@ -388,23 +388,30 @@ class INGD(LayerwiseOptimizer):
     def _times(
         self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int, overwrite: bool = False
     ) -> Tensor:
-        """``A A^T x`` for each row; the product of a dense A with itself is kept where that pays."""
+        """``A A^T x`` for each row; what is needed of ``A A^T`` is kept where that pays."""
         group, dtype = _side(stack[0], side), torch.promote_types(self._stored_dtype(stack[0]), rows.dtype)
         rows = rows.to(dtype)
-        pays = not self._is_frugal and forms.keep_product(group.k, rows.shape[-2], uses)
-        if type(group) is Dense and pays:
-            return rows @ self._product(stack, side, group, dtype)
+        if self._keeps_square(group, rows.shape[-2], uses):
+            return group.times_square(self._square(stack, side, group, dtype), rows, overwrite)
         return group.apply_squared(self._factor(stack, side, dtype), rows, overwrite)
 
-    def _product(self, stack: list[Tracked], side: Literal["K", "C"], group: Dense, dtype: torch.dtype) -> Tensor:
+    def _keeps_square(self, group: Group, rows: int, uses: int) -> bool:
+        """Whether ``A A^T`` is kept for a use of so many rows: that of a dense A, which takes longest, if it pays."""
+        if self._is_frugal or not _square_size(group):
+            return False
+        return type(group) is not Dense or forms.keep_product(group.k, rows, uses)
+
+    def _square(self, stack: list[Tracked], side: Literal["K", "C"], group: Group, dtype: torch.dtype) -> Element:
         """``A A^T``, kept until A changes."""
-        device = stack[0].layer.weight.device
-        known = [tracked.cache.get(side) for tracked in stack]
-        if any(product is None or (product.dtype, product.device) != (dtype, device) for product in known):
-            products = group.squared(self._factor(stack, side, dtype))
-            for tracked, product in zip(stack, products.chunk(len(stack)), strict=True):
-                tracked.cache[side] = product
-        return cat([tracked.cache[side] for tracked in stack])
+        place = dtype, stack[0].layer.weight.device
+        if any(side not in t.cache or (t.cache[side][0].dtype, t.cache[side][0].device) != place for t in stack):
+            square = group.squared(self._factor(stack, side, dtype))
+            parts = zip(*(block.chunk(len(stack)) for block in square), strict=True)
+            for tracked, part in zip(stack, parts, strict=True):
+                tracked.cache[side] = part
+        if len(stack) == 1:
+            return stack[0].cache[side]
+        return tuple(torch.cat(blocks) for blocks in zip(*(t.cache[side] for t in stack), strict=True))
 
     def _levels(self, stack: list[Tracked]) -> Tensor | None:
         if not self._fixed["relative"]:
@@ -433,7 +440,7 @@ class INGD(LayerwiseOptimizer):
     def _layer_row(self, tracked: Tracked, name: str) -> Row:
         layer, factors = tracked.layer, tracked.factors
         numbers = sum(math.prod(shape) for shape in self._owned_shapes(tracked).values())
-        kept = numbers * self._stored_dtype(tracked).itemsize + self._product_bytes(tracked)
+        kept = numbers * self._stored_dtype(tracked).itemsize + self._square_bytes(tracked)
         update, step = _costs(factors, layer.blocks, self._fixed["order"])
         kind = f"INGD, {'kfac' if tracked.views else 'gradient'} curvature"
         blocks = f"{layer.blocks} of " if layer.blocks > 1 else ""
@@ -448,15 +455,12 @@ class INGD(LayerwiseOptimizer):
             step,
         )
 
-    def _product_bytes(self, tracked: Tracked) -> int:
-        """Of products of the factors that are kept between updates."""
-        if self._is_frugal:
-            return 0
+    def _square_bytes(self, tracked: Tracked) -> int:
+        """Of what is kept of ``K K^T`` and ``C C^T`` between updates."""
         layer, factors = tracked.layer, tracked.factors
         sides, uses = ((factors.left, layer.d), (factors.right, layer.p)), self.param_groups[0]["update_every"]
-        worth = [g.k for g, rows in sides if type(g) is Dense and forms.keep_product(g.k, rows, uses)]
-        width = torch.promote_types(self._stored_dtype(tracked), layer.weight.dtype).itemsize
-        return layer.blocks * sum(k**2 for k in worth) * width
+        kept = sum(_square_size(group) for group, rows in sides if self._keeps_square(group, rows, uses))
+        return layer.blocks * kept * torch.promote_types(self._stored_dtype(tracked), layer.weight.dtype).itemsize
 
 
 def _side(tracked: Tracked, name: Literal["K", "C"]) -> Group:
@@ -466,6 +470,14 @@ def _side(tracked: Tracked, name: Literal["K", "C"]) -> Group:
 def _key(name: str, group: Group) -> str:
     """Under which a factor is in the state: K, or KK for ``K K^T``."""
     return 2 * name if isinstance(group, Square) else name
+
+
+@functools.lru_cache(maxsize=256)
+def _square_size(group: Group) -> int:
+    """How many numbers ``A A^T`` takes beside A; none where it is applied by A itself."""
+    a = group.identity((1,), device="meta")
+    square = group.squared(a)
+    return 0 if square is a else sum(block.numel() for block in square)
 
 
 @functools.lru_cache(maxsize=256)
@@ -489,5 +501,5 @@ def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int
             if isinstance(group, Dense):
                 rows @ factor[0]  # by the product of the factor with itself, which is kept
             else:
-                group.apply_squared(factor, rows)
+                group.times_square(group.squared(factor), rows)
     return update + entries, counter.get_total_flops() // 2 + entries

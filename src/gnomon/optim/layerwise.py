@@ -18,7 +18,7 @@ from .capture import Capture
 from .exchange import decoded, encoded
 from .factors import KroneckerFactors
 from .layers import Approximation, Matrix, ModuleLayer, find_matrices
-from .moves import Move, Tracked, alike, cat
+from .moves import Move, Peaks, Tracked, alike, cat
 from .ranks import local, sharded_as
 from .sampling import Likelihood, sampled_loss
 from .settings import (
@@ -501,11 +501,11 @@ class LayerwiseOptimizer(Stepping):
             magnitudes = self._sharing.ranks.maximum(magnitudes)
         ok = magnitudes.isfinite().all()
         group_of = {p: group for group in self.param_groups for p in group["params"]}
-        largest = dict(zip(parameters, magnitudes.unbind(), strict=True))
+        largest = Peaks(magnitudes, {p: place for place, p in enumerate(parameters)})
         moving = [
-            Move(tracked, group_of[w], {p: group_of[p] for p in tracked.layer.parameters if p in largest})
+            Move(tracked, group_of[w], {p: group_of[p] for p in tracked.layer.parameters if p in largest.place})
             for w, tracked in self._tracked.items()
-            if w in largest
+            if w in largest.place
         ]
         right = self._shortcut.verified([move.tracked for move in moving], self.param_groups[0])
         ok = ok if right is None else ok & right.to(ok.device)
@@ -698,7 +698,7 @@ class LayerwiseOptimizer(Stepping):
     def memory_usage(self) -> int:
         """Bytes of the state that this rank keeps, cached products included."""
         kept = [local(v) for state in self.state.values() for v in state.values() if isinstance(v, Tensor)]
-        kept += [v for tracked in self._tracked.values() for v in tracked.cache.values()]
+        kept += [v for tracked in self._tracked.values() for square in tracked.cache.values() for v in square]
         return sum(v.numel() * v.element_size() for v in kept)
 
     # ------------------------------------------------------------------ for people

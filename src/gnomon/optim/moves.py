@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -10,6 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..groups import Element
 from . import forms, rules
 from .factors import KroneckerFactors, Statistics
 from .layers import Layer, ModuleLayer
@@ -37,7 +38,7 @@ class Tracked:
     """Backward passes of the loss through a module of the layer since its gradient was zero."""
     rows: tuple[Tensor, Tensor] | None = None
     """x and g with ``G = g^T x``, where they are few and the only ones."""
-    cache: dict[str, Tensor] = field(default_factory=dict)
+    cache: dict[str, Element] = field(default_factory=dict)
     """Products of the factors that change only with them."""
     place: tuple[torch.device, torch.dtype] | None = None
     """The device and type of the weight for which its state is as it should be."""
@@ -63,6 +64,15 @@ class Tracked:
         alone = self.index if layer.size > forms.SMALL else None
         # Equal factors are one object, which is quicker to tell than whether they are equal.
         return alone, id(self.factors), layer.blocks, layer.bias is None, layer.weight.dtype, layer.weight.device
+
+
+@dataclass
+class Peaks:
+    """The largest magnitude in each gradient."""
+
+    values: Tensor
+    place: dict[nn.Parameter, int]
+    """Of each parameter among the values."""
 
 
 @dataclass
@@ -124,22 +134,30 @@ def parts_of(moving: list[Move], directions: Iterable[Tensor]) -> list[Part]:
     return found
 
 
+@functools.lru_cache(maxsize=256)
+@torch.inference_mode(False)  # kept, and so fit for every later use
+def _constant(values: tuple[object, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Numbers that are the same at every step, so that they go to the device once."""
+    return torch.tensor(values, dtype=dtype, device=device)
+
+
 def for_parts(values: Tensor, parts: list[Part]) -> Tensor:
     """A number for each layer as one for each of its parameters, in their type."""
-    of_layer = values.to(parts[0].p.dtype).unbind()
-    return torch.stack([of_layer[part.layer] for part in parts])
+    return values.to(parts[0].p.dtype)[_constant(tuple(part.layer for part in parts), torch.long, values.device)]
 
 
-def by_layer(values: Sequence[Tensor], counts: list[int]) -> Tensor:
-    """A number for each parameter as a table of layers, with so many each; zeros where one has fewer than another."""
-    width, ends, nothing = max(counts), iter(values), torch.zeros_like(values[0])
-    rows = [[*itertools.islice(ends, count), *[nothing] * (width - count)] for count in counts]
-    return torch.stack([value for row in rows for value in row]).view(-1, width)
+def by_layer(values: Tensor, places: list[list[int]]) -> Tensor:
+    """A table of layers with the values at their places; the first again where a layer has fewer than another."""
+    width = max(map(len, places))
+    table = tuple((*row, *row[:1] * (width - len(row))) for row in places)
+    return values[_constant(table, torch.long, values.device)]
 
 
 def rms_of(stacks: Sequence[Tensor]) -> Tensor:
     """The root mean square of each row in a list of stacks of them."""
-    return cat([torch.linalg.vector_norm(rows, dim=1) / rows.shape[1] ** 0.5 for rows in stacks])
+    lengths = cat([torch.linalg.vector_norm(rows, dim=1) for rows in stacks])
+    roots = tuple(rows.shape[1] ** 0.5 for rows in stacks for _ in range(len(rows)))
+    return lengths / _constant(roots, lengths.dtype, lengths.device)
 
 
 def rms_of_shares(parts: list[Part], layers: Sequence[Layer], ranks: Ranks) -> Tensor:
@@ -158,7 +176,10 @@ def rms_of_shares(parts: list[Part], layers: Sequence[Layer], ranks: Ranks) -> T
 
 def bring_near_one(stacks: Sequence[Tensor]) -> None:
     """Divide each row by its largest entry, in place, so that no square of an entry vanishes or overflows."""
-    for rows in stacks:
-        low, high = torch.aminmax(rows) if len(rows) == 1 else torch.aminmax(rows, dim=1)  # the first is quicker
-        peaks = torch.maximum(-low, high).view(-1, 1)
-        rows.div_(torch.where(peaks > 0, peaks, 1))
+    counts = [len(rows) for rows in stacks]
+    # All of a single row at once is quicker.
+    ends = [torch.aminmax(rows, dim=1) if len(rows) > 1 else torch.aminmax(rows) for rows in stacks]
+    low, high = (cat([end.view(-1) for end in side]) for side in zip(*ends, strict=True))
+    peaks = torch.maximum(-low, high)
+    peaks = torch.where(peaks > 0, peaks, 1).unsqueeze(-1)
+    torch._foreach_div_(list(stacks), list(peaks.split(counts)))

@@ -196,7 +196,7 @@ def plan(optimizer: INGD, ranks: int, shard: Mode | None = None) -> Plan:
 
 def _layer_plan(optimizer: INGD, tracked: Tracked, shard: Mode, owner: int | None, ranks: int) -> LayerPlan:
     state, row = _state(optimizer, tracked), optimizer._layer_row(tracked, tracked.name)
-    products, momentum = optimizer._product_bytes(tracked), optimizer._momentum_bytes(tracked)
+    products, momentum = optimizer._square_bytes(tracked), optimizer._momentum_bytes(tracked)
     stored = sum(_bytes(value) for value in state.values()) + products
     seen = ranks > 1 and tracked.views
     if owner is None:

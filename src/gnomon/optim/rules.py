@@ -22,7 +22,9 @@ def peaks(tensors: list[Tensor]) -> Tensor:
     # A maximum norm takes twenty times as long.
     ends = [end for t in tensors for end in torch.aminmax(t if t.numel() else t.new_zeros(1))]
     device = tensors[0].device
-    return torch.stack([end.to(device, torch.float32) for end in ends]).view(-1, 2).abs().amax(1)
+    if any(end.device != device or end.dtype != torch.float32 for end in ends):
+        ends = [end.to(device, torch.float32) for end in ends]
+    return torch.stack(ends).view(-1, 2).abs().amax(1)
 
 
 def added(weight: float, gates: Tensor) -> list[Tensor]:

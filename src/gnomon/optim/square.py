@@ -100,7 +100,10 @@ class Square(Dense):
         return (mirror(twice.add_(once, alpha=2 * factor).add_(a[0])),)
 
     def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
-        return rows @ a[0]
+        return self.times_square(a, rows)
+
+    def squared(self, a: Element) -> Element:
+        return a
 
     def to_dense(self, a: Element) -> Tensor:
         """An A, the lower triangular one."""

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 
 from ..groups.base import align
@@ -16,6 +16,7 @@ from . import rules
 from .moves import (
     Move,
     Part,
+    Peaks,
     Tracked,
     alike,
     bring_near_one,
@@ -97,7 +98,7 @@ class Stepping(Optimizer):
         return self._times(tracked, "K", columns.mT, uses, overwrite=True)
 
     # ------------------------------------------------------------------ moves
-    def _move(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
+    def _move(self, moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
         """Move all layers, or replace their gradients; gives whether that could be done."""
         scaled = [move for move in moving if move.group["step_rms"] is not None]
         for same in alike(scaled, lambda m: (id(m.group), m.tracked.layer.weight.dtype, m.tracked.layer.weight.device)):
@@ -129,7 +130,7 @@ class Stepping(Optimizer):
         sharing = self._sharing
         return self._stacks([m for m in moving if not sharing.stores_apart or sharing.is_mine(m.tracked)])
 
-    def _move_by_rms(self, moving: list[Move], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> None:
+    def _move_by_rms(self, moving: list[Move], largest: Peaks, ok: Tensor) -> None:
         """``W <- (1 - lr weight_decay) W - lr D``, D along the average of directions, its root mean square given."""
         group, stacks, sharing = moving[0].group, self._computed_here(moving), self._sharing
         mine = [move for stack in stacks for move in stack]
@@ -164,12 +165,12 @@ class Stepping(Optimizer):
             else:
                 rules.decoupled([part.p for part in same], moves, for_parts(lengths, same), same[0].group, own)
 
-    def _gates(self, moving: list[Move], flat: list[Tensor], largest: dict[nn.Parameter, Tensor], ok: Tensor) -> Tensor:
+    def _gates(self, moving: list[Move], flat: list[Tensor], largest: Peaks, ok: Tensor) -> Tensor:
         """Which layers may move. One without any gradient stays: its average would shrink, while its step would not."""
         if not moving:
             return ok.expand(0)
-        finite = rms_of(flat).isfinite()
-        peaks = by_layer([largest[p] for move in moving for p in move.groups], [len(m.groups) for m in moving])
+        finite = cat([rows.sum(1) for rows in flat]).isfinite()
+        peaks = by_layer(largest.values, [[largest.place[p] for p in move.groups] for move in moving])
         return ok.to(finite.device) & finite & (peaks.amax(1) > 0).to(finite.device)
 
     def _look_ahead(self, parts: list[Part], momentum: float, gates: Tensor) -> None:
