@@ -139,6 +139,19 @@ def test_squares_are_applied(group, overwrite):
             assert torch.equal(rows, before)
 
 
+@pytest.mark.parametrize("overwrite", [False, True], ids=["kept", "overwritten"])
+@pytest.mark.parametrize("group", SMALL_GROUPS, ids=repr)
+def test_kept_squares_are_applied_in_given_memory(group, overwrite):
+    for batch, layout in itertools.product([(2,), (1,)], ["plain", "transposed"]):
+        a = random_element(group, batch)
+        before, dense = torch.randn(*batch, 5, group.k, dtype=F64), group.to_dense(a)
+        rows, scratch = (laid_out(x, layout) for x in (before.clone(), torch.full_like(before, math.nan)))
+        square = group.squared(a)
+        close(group.times_square(square, rows, overwrite, scratch), before @ dense @ dense.mT)
+        assert overwrite or torch.equal(rows, before)
+        close(group.times_square(square, before, scratch=scratch), before @ dense @ dense.mT)
+
+
 @pytest.mark.parametrize("group", SMALL_GROUPS, ids=repr)
 def test_gradients_pass_through_squares(group):
     a = tuple(block.requires_grad_() for block in random_element(group, (2,)))

@@ -278,8 +278,13 @@ class Group(ABC):
         """``A A^T`` as :meth:`times_square` wants it; it has the batch dimensions of A, and is worth keeping."""
         return a
 
-    def times_square(self, square: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
-        """:meth:`apply_squared` from what :meth:`squared` gives, without derivatives."""
+    def times_square(
+        self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
+    ) -> Tensor:
+        """:meth:`apply_squared` from what :meth:`squared` gives, without derivatives.
+
+        With ``scratch``, memory as large as the rows' and laid out as they are, the result may be in that.
+        """
         return self.apply(square, self.apply(square, rows, transpose=True))
 
     @property

@@ -12,9 +12,16 @@ from .base import Element, Group, positive_size
 from .dense import Dense
 
 
-def _product(rows: Tensor, symmetric: Tensor) -> Tensor:
-    """``rows symmetric``, in memory as the rows are."""
-    return rows @ symmetric if rows.stride(-1) == 1 else (symmetric @ rows.mT).mT
+def _product(rows: Tensor, symmetric: Tensor, scratch: Tensor | None) -> Tensor:
+    """``rows symmetric``, each matrix in memory as the rows are, in that of ``scratch`` if it is given."""
+    if rows.stride(-1) == 1:
+        return torch.matmul(rows, symmetric, out=_beginning(scratch, rows.shape))
+    return torch.matmul(symmetric, rows.mT, out=_beginning(scratch, rows.mT.shape)).mT
+
+
+def _beginning(memory: Tensor | None, shape: torch.Size) -> Tensor | None:
+    """The first numbers of dense memory, whatever their order was."""
+    return None if memory is None else memory.as_strided((shape.numel(),), (1,)).view(shape)
 
 
 class BlockDiagonal(Group):
@@ -66,12 +73,13 @@ class BlockDiagonal(Group):
     def squared(self, a: Element) -> Element:
         return self._each(Dense.squared, a)
 
-    def times_square(self, square: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
-        products = tuple(_product(x, blocks) for x, blocks in zip(self._split(rows), square, strict=True))
-        if self._last is None or not overwrite or rows.shape[:-2] != self.batch_shape(square):
-            return self._join(products)  # no copy, where columns are in one piece
-        for x, y in zip(self._split(rows), products, strict=True):
-            x.copy_(y)
+    def times_square(
+        self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
+    ) -> Tensor:
+        if not overwrite or rows.shape[:-2] != self.batch_shape(square):
+            return self._join(tuple(x @ blocks for x, blocks in zip(self._split(rows), square, strict=True)))
+        for x, blocks in zip(self._split(rows), square, strict=True):
+            x.copy_(_product(x, blocks, scratch))  # quicker than to write strided blocks at once
         return rows
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:

@@ -121,7 +121,9 @@ class BlockTriangular(Group):
     def _source_is_thin(self) -> bool:
         return self.source.k <= self.target.k
 
-    def times_square(self, square: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
+    def times_square(
+        self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
+    ) -> Tensor:
         thin, other = square[0], square[1:]
         result = rows if overwrite else rows.clone()
         x_s, x_t = self._split(result)

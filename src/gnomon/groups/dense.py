@@ -113,8 +113,15 @@ class Dense(Group):
     def squared(self, a: Element) -> Element:
         return (symmetric_product(a[0], a[0].mT),)
 
-    def times_square(self, square: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
-        return rows @ square[0]
+    def times_square(
+        self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
+    ) -> Tensor:
+        if scratch is None:
+            return rows @ square[0]
+        if rows.stride(-1) == 1:
+            return torch.matmul(rows, square[0], out=scratch)
+        torch.matmul(square[0], rows.mT, out=scratch.mT)
+        return scratch
 
     @property
     def compressed_shape(self) -> tuple[int, ...]:

@@ -28,9 +28,11 @@ class Diagonal(Group):
     def squared(self, a: Element) -> Element:
         return (a[0].square(),)
 
-    def times_square(self, square: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
+    def times_square(
+        self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
+    ) -> Tensor:
         squares = square[0].unsqueeze(-2)
-        return rows.mul_(squares) if overwrite else rows * squares
+        return torch.mul(rows, squares, out=rows if overwrite else scratch)
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return rows / a[0].unsqueeze(-2)

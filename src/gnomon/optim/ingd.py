@@ -386,23 +386,31 @@ class INGD(LayerwiseOptimizer):
 
     # ------------------------------------------------------------------ directions
     def _times(
-        self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int, overwrite: bool = False
+        self,
+        stack: list[Tracked],
+        side: Literal["K", "C"],
+        rows: Tensor,
+        uses: int,
+        overwrite: bool = False,
+        scratch: Tensor | None = None,
     ) -> Tensor:
         """``A A^T x`` for each row; what is needed of ``A A^T`` is kept where that pays."""
         group, dtype = _side(stack[0], side), torch.promote_types(self._stored_dtype(stack[0]), rows.dtype)
-        rows = rows.to(dtype)
-        if self._keeps_square(group, rows.shape[-2], uses):
-            return group.times_square(self._square(stack, side, group, dtype), rows, overwrite)
-        return group.apply_squared(self._factor(stack, side, dtype), rows, overwrite)
+        rows, scratch = rows.to(dtype), scratch if dtype == rows.dtype else None
+        if type(group) is Dense and not self._keeps_square(group, rows.shape[-2], uses):
+            return group.apply_squared(self._factor(stack, side, dtype), rows)
+        return group.times_square(self._square(stack, side, group, dtype), rows, overwrite, scratch)
 
     def _keeps_square(self, group: Group, rows: int, uses: int) -> bool:
-        """Whether ``A A^T`` is kept for a use of so many rows: that of a dense A, which takes longest, if it pays."""
+        """Whether ``A A^T`` is kept for a use of so many rows; that of a dense A is if it pays."""
         if self._is_frugal or not _square_size(group):
             return False
         return type(group) is not Dense or forms.keep_product(group.k, rows, uses)
 
     def _square(self, stack: list[Tracked], side: Literal["K", "C"], group: Group, dtype: torch.dtype) -> Element:
-        """``A A^T``, kept until A changes."""
+        """``A A^T``, kept until A changes, unless it is A itself or memory is short."""
+        if self._is_frugal or not _square_size(group):
+            return group.squared(self._factor(stack, side, dtype))
         place = dtype, stack[0].layer.weight.device
         if any(side not in t.cache or (t.cache[side][0].dtype, t.cache[side][0].device) != place for t in stack):
             square = group.squared(self._factor(stack, side, dtype))

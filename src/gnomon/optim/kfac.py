@@ -168,7 +168,13 @@ class KFAC(LayerwiseOptimizer):
         return torch.where(works, torch.cholesky_inverse(torch.where(works, factor, identity)), math.nan)
 
     def _times(
-        self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int, overwrite: bool = False
+        self,
+        stack: list[Tracked],
+        side: Literal["K", "C"],
+        rows: Tensor,
+        uses: int,
+        overwrite: bool = False,
+        scratch: Tensor | None = None,
     ) -> Tensor:
         self._started(stack)
         inverse = self._gathered(stack, "A_inverse" if side == "K" else "S_inverse")

@@ -366,8 +366,9 @@ class LayerwiseOptimizer(Stepping):
 
     def _typed(self, tracked: Tracked, view: ModuleLayer, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
         """In the type that is computed in, g without the loss's scale."""
-        dtype = self._computing_dtype(tracked)
-        return x if view.one_hot else x.to(dtype), g.to(dtype) / self._loss_scale()
+        dtype, scale = self._computing_dtype(tracked), self._loss_scale()
+        g = g.to(dtype)
+        return x if view.one_hot else x.to(dtype), g if scale is None else g / scale
 
     def _remember_rows(self, tracked: Tracked, view: ModuleLayer, x: Tensor, g: Tensor) -> None:
         """Keep the rows of which the gradient is the product, where they are few and the only ones."""
@@ -384,10 +385,10 @@ class LayerwiseOptimizer(Stepping):
             and self._shortcut.may_serve(tracked.factors, view, x, self.param_groups[0])
         )
 
-    def _loss_scale(self) -> Tensor | float:
-        """By what a ``GradScaler`` has multiplied the loss; targets of :meth:`observe` have no scale."""
-        scale = getattr(self._scaler, "_scale", None)  # none before the first loss, and where the scaler is off
-        return 1.0 if scale is None or self._fisher == "mc" else scale
+    def _loss_scale(self) -> Tensor | None:
+        """By what a ``GradScaler`` has multiplied the loss, if it has; targets of :meth:`observe` have no scale."""
+        scale: Tensor | None = getattr(self._scaler, "_scale", None)  # none before the first loss, and where it is off
+        return None if self._fisher == "mc" else scale
 
     # ------------------------------------------------------------------ statistics of all ranks
     def _is_afresh(self, weight: nn.Parameter) -> bool:

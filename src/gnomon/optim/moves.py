@@ -43,7 +43,7 @@ class Tracked:
     place: tuple[torch.device, torch.dtype] | None = None
     """The device and type of the weight for which its state is as it should be."""
     room: Tensor | None = None
-    """Memory in which its direction is made."""
+    """Memory in which its direction is made, twice."""
     gradients: list[Tensor] | None = None
     """Of its parameters, where they are sharded, for the time of a step."""
     expected: int = 0

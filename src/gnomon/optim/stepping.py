@@ -45,11 +45,17 @@ class Stepping(Optimizer):
 
     @abstractmethod
     def _times(
-        self, stack: list[Tracked], side: Literal["K", "C"], rows: Tensor, uses: int, overwrite: bool = False
+        self,
+        stack: list[Tracked],
+        side: Literal["K", "C"],
+        rows: Tensor,
+        uses: int,
+        overwrite: bool = False,
+        scratch: Tensor | None = None,
     ) -> Tensor:
         """A side of the preconditioner times each row, which will be asked for ``uses`` times; K is the inputs'.
 
-        With ``overwrite`` the result may be in the rows' memory.
+        With ``overwrite`` the result may be in the rows' memory, with ``scratch``, laid out as they are, in that.
         """
 
     @abstractmethod
@@ -57,14 +63,18 @@ class Stepping(Optimizer):
         """The units of the preconditioner where it has its own, for each block."""
 
     # ------------------------------------------------------------------ directions
-    def _room(self, tracked: Tracked) -> Tensor | None:
-        """Memory for a direction. A processor takes long to get new memory; other devices keep what they had."""
+    def _rooms(self, stack: list[Move]) -> tuple[Tensor, Tensor] | tuple[None, None]:
+        """Memory for a direction, and for one on its way to it.
+
+        A processor takes long to get new memory; other devices keep what they had.
+        """
+        tracked = stack[0].tracked
         layer, weight = tracked.layer, tracked.layer.weight
-        if weight.device.type != "cpu" or self._is_frugal:
-            return None
+        if weight.device.type != "cpu" or self._is_frugal or len(stack) > 1:
+            return None, None
         if tracked.room is None or tracked.room.dtype != weight.dtype:
-            tracked.room = torch.empty(layer.blocks, layer.d, layer.p, dtype=weight.dtype)
-        return tracked.room
+            tracked.room = torch.empty(2, layer.blocks, layer.d, layer.p, dtype=weight.dtype)
+        return tracked.room[0], tracked.room[1]
 
     def _make_whole(self, moving: list[Move]) -> None:
         """Get what the other ranks have of layers' gradients, where they are sharded; all ranks take part."""
@@ -85,8 +95,7 @@ class Stepping(Optimizer):
     def _preconditioned(self, stack: list[Move]) -> Tensor:
         """``C C^T G K K^T`` for the gradients of a stack, block after block; it holds until the next step."""
         tracked, uses = [move.tracked for move in stack], stack[0].group["interval"]
-        is_made = tracked[0].rows is not None or tracked[0].layer.bias is not None  # no view of a gradient
-        room = self._room(tracked[0]) if is_made and len(stack) == 1 else None
+        room, other = self._rooms(stack)
         if tracked[0].rows is not None:
             x, g = (cat(rows) for rows in zip(*(t.rows for t in tracked if t.rows is not None), strict=True))
             g, x = self._times(tracked, "C", g, uses), self._times(tracked, "K", x, uses)
@@ -94,8 +103,10 @@ class Stepping(Optimizer):
         gradients = cat([self._gradient(t, room) for t in tracked])
         fresh = len(stack) > 1 or tracked[0].layer.bias is not None  # no view of a gradient
         # The inputs' side comes last, so that the rows of the result lie in memory as the weight's do.
-        columns = self._times(tracked, "C", gradients.mT, uses, overwrite=fresh)
-        return self._times(tracked, "K", columns.mT, uses, overwrite=True)
+        scratch = None if other is None else other.mT
+        columns = self._times(tracked, "C", gradients.mT, uses, overwrite=fresh, scratch=scratch)
+        free = room if scratch is not None and columns.data_ptr() == scratch.data_ptr() else other
+        return self._times(tracked, "K", columns.mT, uses, overwrite=True, scratch=free)
 
     # ------------------------------------------------------------------ moves
     def _move(self, moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
