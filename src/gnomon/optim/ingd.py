@@ -396,7 +396,7 @@ class INGD(LayerwiseOptimizer):
     ) -> Tensor:
         """``A A^T x`` for each row; what is needed of ``A A^T`` is kept where that pays."""
         group, dtype = _side(stack[0], side), torch.promote_types(self._stored_dtype(stack[0]), rows.dtype)
-        rows, scratch = rows.to(dtype), scratch if dtype == rows.dtype else None
+        rows, scratch = rows.to(dtype), scratch if scratch is not None and scratch.dtype == dtype else None
         if type(group) is Dense and not self._keeps_square(group, rows.shape[-2], uses):
             return group.apply_squared(self._factor(stack, side, dtype), rows)
         return group.times_square(self._square(stack, side, group, dtype), rows, overwrite, scratch)
