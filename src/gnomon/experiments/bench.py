@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import platform
+import statistics
 import warnings
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -31,10 +32,10 @@ NARROW = 100
 """On a terminal with fewer columns the quartiles are left to the files."""
 COLORS = {"INGD": "C3", "KFAC": "C1", "singd": "C0", "SOAP": "C0", "Muon": "C0"}
 LEGEND = (
-    "ms: CPU time of a step, the median of the turns. x SGD: as a multiple of SGD's, with its quartiles. work: the "
-    "part of the time that is not the gradient's. state: of the optimizer, between steps. peak: what a step needs for "
-    "a while, beyond that and what the gradient needs. limit: the least time of INGD's work, by its multiplications; "
-    "work / limit: how far it is from that."
+    "x SGD: CPU time of a step as a multiple of that of SGD right before it, the median of the turns, with the "
+    "quartiles. ms: that times SGD's median. work: the part of the time that is not the gradient's. state: of the "
+    "optimizer, between steps. peak: what a step needs for a while, beyond that and what the gradient needs. limit: "
+    "the least time of INGD's work, by its multiplications; work / limit: how far it is from that."
 )
 
 
@@ -58,21 +59,22 @@ class Report:
         return {figures.name: figures.failure for figures in self.figures if figures.failure is not None}
 
     def _meaning(self, figures: Figures) -> dict[str, Any]:
-        gradient, unit = self.find(GRADIENT_ONLY), self.find(UNIT).median
-        work = figures.median - gradient.median
+        gradient, least = self.find(GRADIENT_ONLY), figures.limit
+        unit = statistics.median(self.find(UNIT).seconds)
+        work = (figures.multiple - gradient.multiple) * unit
         return {
             "name": figures.name,
-            "seconds": figures.median,
+            "seconds": figures.multiple * unit,
             "turns": len(figures.seconds),
-            "multiple": figures.median / unit,
-            "quartiles": [figures.quartiles[0] / unit, figures.quartiles[2] / unit],
+            "multiple": figures.multiple,
+            "quartiles": [figures.quartiles[0], figures.quartiles[2]],
             "work": work,
-            "part of work": work / figures.median,
+            "part of work": work / (figures.multiple * unit),
             "state bytes": figures.state_bytes,
             "peak bytes": figures.peak_bytes - gradient.peak_bytes,
-            "limit": figures.limit,
-            "multiple at the limit": None if figures.limit is None else (gradient.median + figures.limit) / unit,
-            "work over limit": None if figures.limit is None else work / figures.limit,
+            "limit": least,
+            "multiple at the limit": None if least is None else gradient.multiple + least / unit,
+            "work over limit": None if least is None else work / least,
         }
 
 

@@ -8,6 +8,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +30,8 @@ class Figures:
     name: str
     seconds: list[float] = field(default_factory=list)
     """Process CPU time of a step, the mean of each turn."""
+    units: list[float] = field(default_factory=list)
+    """SGD's right before each turn: what slows the machine down for a while slows both."""
     state_bytes: int = 0
     peak_bytes: int = 0
     """Of the tensors that live at once in a turn, beyond those that live at its begin."""
@@ -38,12 +41,13 @@ class Figures:
 
     @property
     def quartiles(self) -> tuple[float, float, float]:
-        """Of the seconds a step; the second is the median."""
-        low, middle, high = statistics.quantiles(self.seconds, n=4, method="inclusive")
+        """Of the multiples of SGD's time; the second is the median."""
+        multiples = [own / unit for own, unit in zip(self.seconds, self.units, strict=True)]
+        low, middle, high = statistics.quantiles(multiples, n=4, method="inclusive")
         return low, middle, high
 
     @property
-    def median(self) -> float:
+    def multiple(self) -> float:
         return self.quartiles[1]
 
 
@@ -76,17 +80,23 @@ class Run:
         self.figures.peak_bytes = tracker.peak - begin
         self.figures.state_bytes = state_bytes(self.optimizer)
 
-    def timed_turn(self) -> None:
-        """A turn whose time is noted."""
+    def timed_turn(self) -> float:
+        """A turn, and the seconds of a step."""
         start = time.process_time()
         self.turn()
-        self.figures.seconds.append((time.process_time() - start) / self.steps)
+        return (time.process_time() - start) / self.steps
+
+    def turn_after(self, unit: Run) -> None:
+        """A turn of the unit and one of this, whose times are noted; the unit itself has them once."""
+        before = unit.timed_turn()
+        self.figures.seconds.append(before if unit is self else self.timed_turn())
+        self.figures.units.append(before)
 
 
 def measure(
     model: Model, chosen: list[Contestant], rounds: int, report: Callable[[str], None] = lambda what: None
 ) -> list[Figures]:
-    """Figures of the gradient alone, of SGD and of the chosen ones, interleaved.
+    """Figures of the gradient alone, of SGD and of the chosen ones, interleaved, each turn after one of SGD.
 
     What fails, or is not installed, has a failure instead of times, and the others go on. ``report`` is told what is
     done, turn by turn.
@@ -98,10 +108,10 @@ def measure(
         results.append(_started(model, contestant, runs))
     for number in range(rounds):
         for name, run in list(runs.items()):
-            if number >= SLOW_ROUNDS and _is_slow(run, runs[UNIT.name]):
+            if number >= SLOW_ROUNDS and run.figures.quartiles[0] > SLOW:
                 continue
             report(f"{name}: round {number + 1} of {rounds}")
-            if failure := _failure_of(run.timed_turn):
+            if failure := _failure_of(partial(run.turn_after, runs[UNIT.name])):
                 run.figures.failure = failure
                 del runs[name]
     return results
@@ -130,10 +140,6 @@ def _failure_of(action: Callable[[], None]) -> str | None:
     except Exception as error:
         return f"{type(error).__name__}: {error}".splitlines()[0]
     return None
-
-
-def _is_slow(run: Run, unit: Run) -> bool:
-    return run.figures.seconds[0] > SLOW * unit.figures.seconds[0]
 
 
 # ---------------------------------------------------------------------- memory
