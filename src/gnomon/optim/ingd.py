@@ -98,7 +98,8 @@ class INGD(LayerwiseOptimizer):
             differs where b1 changes.
         precond_dtype: type of the factors; half precision is rounded at random, seeded by ``seed``. None is that of
             the weight, and float32 at least.
-        memory: ``"low"`` stores symmetric matrices to one half, and no products between updates: less state, more work.
+        memory: ``"low"`` stores symmetric matrices to one half, no products between updates and, on CPUs, no room for
+            directions between steps: less state, more work.
         max_dim: a factor of a larger size is diagonal.
         fallback: how other parameters are trained, ``"adamw"`` or ``"sgd"``.
         fallback_lr: their learning rate, that of the layers unless given.

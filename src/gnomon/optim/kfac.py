@@ -133,8 +133,8 @@ class KFAC(LayerwiseOptimizer):
             s = factors.normalized(None, None, joined(known))
             return s.inputs.tensors[0].to(dtype), s.outputs.tensors[0].to(dtype)
         gradients = cat([self._gradient(tracked) for tracked in stack]).to(dtype)
-        outer = _times(gradients.mT, self._gathered(stack, "S_inverse")).mT
-        inner = _times(gradients, self._gathered(stack, "A_inverse"))
+        outer = right.times_square((self._gathered(stack, "S_inverse"),), gradients.mT).mT
+        inner = left.times_square((self._gathered(stack, "A_inverse"),), gradients)
         return (
             left.pack(left.restrict(gradients, outer)) / right.k,
             right.pack(right.restrict(gradients.mT, inner.mT)) / left.k,
@@ -177,9 +177,12 @@ class KFAC(LayerwiseOptimizer):
         scratch: Tensor | None = None,
     ) -> Tensor:
         self._started(stack)
-        inverse = self._gathered(stack, "A_inverse" if side == "K" else "S_inverse")
+        factors = stack[0].factors
+        group, key = (factors.left, "A_inverse") if side == "K" else (factors.right, "S_inverse")
+        inverse = self._gathered(stack, key)
         dtype = torch.promote_types(inverse.dtype, rows.dtype)
-        return _times(rows.to(dtype), inverse.to(dtype))
+        scratch = scratch if scratch is not None and scratch.dtype == dtype else None
+        return group.times_square((inverse.to(dtype),), rows.to(dtype), overwrite, scratch)
 
     def _levels(self, stack: list[Tracked]) -> Tensor | None:
         if not self._fixed["relative"]:
@@ -209,8 +212,3 @@ class KFAC(LayerwiseOptimizer):
 def _mean_diagonal(matrix: Tensor) -> Tensor:
     """Of a batch of matrices, or of diagonals."""
     return (matrix if matrix.ndim == 2 else matrix.diagonal(dim1=-2, dim2=-1)).mean(-1)
-
-
-def _times(rows: Tensor, symmetric: Tensor) -> Tensor:
-    """``M x`` for each row x; M a matrix or a diagonal."""
-    return rows * symmetric.unsqueeze(-2) if symmetric.ndim == rows.ndim - 1 else rows @ symmetric
