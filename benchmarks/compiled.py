@@ -34,7 +34,7 @@ PROBES = {k: base.probe(k, torch.float32, torch.device("cpu")) for k in (785, 51
 
 
 def make_traceable() -> None:
-    """Stand-ins for what breaks graphs: lerp by tensors, a vector from a generator, products into parts of a matrix."""
+    """Stand-ins for what breaks graphs: lerp by tensors, tensors that are kept, products into parts of a matrix."""
 
     def lerp(tensors: list[Tensor], ends: list[Tensor], weights: Any) -> None:
         for i, tensor in enumerate(tensors):
@@ -46,9 +46,12 @@ def make_traceable() -> None:
         operator.register_fake(lambda a, b: products._empty(a, products._shape(a, b)))
         return lambda a, b: operator(a, b) if torch.compiler.is_compiling() else plain(a, b)
 
+    vars(moves)["_constant"] = lambda values, dtype, device: torch.tensor(values, dtype=dtype, device=device)
     vars(torch._dynamo.polyfills)["foreach_lerp_inplace"] = lerp  # torch's own takes no tensors for weights
     stand_ins = {f.__name__: opaque(f) for f in (products.product, products.symmetric_product)}
     stand_ins["probe"] = lambda k, *_: PROBES[k]
+    plain = products.mirror
+    stand_ins["mirror"] = lambda m: m.tril() + m.tril(-1).mT if torch.compiler.is_compiling() else plain(m)
     for module in (base, dense, factors, square):
         vars(module).update({name: stand_ins[name] for name in vars(module).keys() & stand_ins.keys()})
 
@@ -64,8 +67,11 @@ def step(optimizer: INGD, tracked: moves.Tracked) -> Callable[[], None]:
     params, states = [p.detach() for p in layer.parameters], [optimizer.state[p] for p in layer.parameters]
     gradients = [p.grad for p in layer.parameters if p.grad is not None]
 
+    sides: dict[Literal["K", "C"], Any] = {"K": tracked.factors.left, "C": tracked.factors.right}
+    squares = {side: optimizer._square([tracked], side, sides[side], torch.float32) for side in sides}
+
     def times(side: Literal["K", "C"], rows: Tensor) -> Tensor:
-        return optimizer._times([tracked], side, rows, uses=10, overwrite=True)
+        return sides[side].times_square(squares[side], rows, overwrite=True)
 
     def run() -> None:
         if rows is not None:
@@ -73,7 +79,7 @@ def step(optimizer: INGD, tracked: moves.Tracked) -> Callable[[], None]:
         else:
             found = times("K", times("C", layer.matrix(*gradients).mT).mT).contiguous()
         flat = [found.view(1, -1)]
-        gates = moves.rms_of(flat).isfinite().to(found.dtype).expand(len(params))
+        gates = flat[0].sum(1).isfinite().to(found.dtype).expand(len(params))
         parts = layer.tensors(found.nan_to_num_(0.0, 0.0, 0.0))
         rules.averaged(params, states, parts, group["momentum"], gates)
         moves.bring_near_one(flat)

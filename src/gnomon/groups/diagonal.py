@@ -32,7 +32,7 @@ class Diagonal(Group):
         self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
     ) -> Tensor:
         squares = square[0].unsqueeze(-2)
-        return torch.mul(rows, squares, out=rows if overwrite else scratch)
+        return rows.mul_(squares) if overwrite else torch.mul(rows, squares, out=scratch)
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return rows / a[0].unsqueeze(-2)
