@@ -2,8 +2,8 @@
 
     python benchmarks/steps.py [MODEL ...] [--rounds N] [--write]
 
-The measurements of ``gnomon bench --limit``. ``--write`` puts them into benchmarks/RESULTS.md, and the chart into
-docs/figures.
+The measurements of ``gnomon bench --limit``. ``--write`` puts them into benchmarks/RESULTS.md, beside those of models
+that are not measured now, and the chart into docs/figures.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import json
 from pathlib import Path
 
 import report
@@ -23,6 +24,7 @@ from gnomon.experiments.bench_models import MODELS
 
 torch.set_num_threads(1)
 
+STORE = Path(__file__).with_name("steps.json")
 CHART = Path(__file__).parent.parent / "docs" / "figures" / "bench.png"
 
 
@@ -41,12 +43,17 @@ def main() -> None:
     names = options.models or list(MODELS)
     reports = bench.bench(names, [], rounds=options.rounds, with_limit=True, output=options.output)
     if options.write:
-        tables = "\n\n".join(bench.markdown(r) for r in reports)
+        data = bench.as_data(reports)
+        before = json.loads(STORE.read_text())["models"] if STORE.exists() else {}
+        models = before | data["models"]
+        data["models"] = {name: models[name] for name in MODELS if name in models}
+        pages = [bench.Page(m["title"], m["measured"], m["failures"]) for m in data["models"].values()]
+        tables = "\n\n".join(bench.markdown(page) for page in pages)
         made = f"`python benchmarks/steps.py --write`, on {report.machine('singd', 'pytorch_optimizer')}."
         note = "Muon multiplies in bfloat16, which is slow on CPUs without instructions for it."
         text = f"## Training steps\n\n{made} The optimizers of a model take turns.\n\n{bench.LEGEND} {note}\n\n{tables}"
-        report.write("steps", text, bench.as_data(reports))
-        bench.chart(reports, CHART)
+        report.write("steps", text, data)
+        bench.chart(pages, CHART)
 
 
 if __name__ == "__main__":

@@ -34,7 +34,7 @@ def run(output, patterns, **options):
 def test_files_and_figures(tiny, tmp_path):
     report = run(tmp_path / "new", ["AdamW", "INGD dense T=*", "INGD diag*"], with_limit=True)
     names = ["gradient only", "SGD", "AdamW", "INGD dense T=1", "INGD dense T=10", "INGD diagonal T=10"]
-    assert [row["name"] for row in report.measured] == names
+    assert [row["name"] for row in report.page.measured] == names
     rows = {
         row["name"]: row
         for row in json.loads((tmp_path / "new" / "results.json").read_text())["models"]["mlp"]["measured"]
@@ -67,10 +67,10 @@ def test_one_that_fails_is_reported_and_the_others_go_on(tiny, tmp_path, monkeyp
     ]
     monkeypatch.setattr(bench, "contestants", lambda model: added)
     report = run(tmp_path, [])
-    assert [row["name"] for row in report.measured] == ["gradient only", "SGD", "fine"]
-    assert report.failures["broken"] == "RuntimeError: no such layer"
-    assert report.failures["missing"] == "no_such_package is not installed"
-    assert "the loss became nan" in report.failures["diverging"]
+    assert [row["name"] for row in report.page.measured] == ["gradient only", "SGD", "fine"]
+    assert report.page.failures["broken"] == "RuntimeError: no such layer"
+    assert report.page.failures["missing"] == "no_such_package is not installed"
+    assert "the loss became nan" in report.page.failures["diverging"]
     assert "no such layer" in (tmp_path / "table.md").read_text()
 
 

@@ -7,7 +7,7 @@ import math
 import platform
 import statistics
 import warnings
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from fnmatch import fnmatchcase
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -39,6 +39,16 @@ LEGEND = (
 )
 
 
+@dataclass(frozen=True)
+class Page:
+    """What is shown of one model."""
+
+    title: str
+    measured: list[dict[str, Any]]
+    """Of each contestant that did not fail, what its figures mean."""
+    failures: dict[str, str]
+
+
 @dataclass
 class Report:
     """All figures of one model."""
@@ -50,13 +60,10 @@ class Report:
         return next(f for f in self.figures if f.name == contestant.name)
 
     @property
-    def measured(self) -> list[dict[str, Any]]:
-        """Of each contestant that did not fail, what its figures mean."""
-        return [self._meaning(figures) for figures in self.figures if figures.failure is None]
-
-    @property
-    def failures(self) -> dict[str, str]:
-        return {figures.name: figures.failure for figures in self.figures if figures.failure is not None}
+    def page(self) -> Page:
+        measured = [self._meaning(figures) for figures in self.figures if figures.failure is None]
+        failures = {figures.name: figures.failure for figures in self.figures if figures.failure is not None}
+        return Page(self.model.title, measured, failures)
 
     def _meaning(self, figures: Figures) -> dict[str, Any]:
         gradient, least = self.find(GRADIENT_ONLY), figures.limit
@@ -124,8 +131,8 @@ def bench(
     reports: list[Report] = []
     for name in names:
         reports.append(measured_model(MODELS[name], selected(MODELS[name], patterns), rounds, with_limit, console))
-        console.print(terminal_table(reports[-1], console.width))
-        for who, why in reports[-1].failures.items():
+        console.print(terminal_table(reports[-1].page, console.width))
+        for who, why in reports[-1].page.failures.items():
             console.print(f"not measured: {who}: {why}", soft_wrap=True, highlight=False, markup=False)
         write(reports, output)
     console.print(f"\n{LEGEND}", highlight=False)
@@ -161,10 +168,10 @@ def measured_model(
 def write(reports: list[Report], output: Path) -> None:
     """JSON, the tables and the charts."""
     write_atomically(output / "results.json", json.dumps(as_data(reports), indent=1) + "\n")
-    tables = "\n\n".join(markdown(report) for report in reports)
+    tables = "\n\n".join(markdown(report.page) for report in reports)
     write_atomically(output / "table.md", f"{tables}\n\n{LEGEND}\n\n{machine()}\n")
     for report in reports:
-        chart([report], output / f"{report.model.name}.png")
+        chart([report.page], output / f"{report.model.name}.png")
 
 
 def as_data(reports: list[Report]) -> dict[str, Any]:
@@ -173,9 +180,7 @@ def as_data(reports: list[Report]) -> dict[str, Any]:
         "machine": machine(),
         "models": {
             report.model.name: {
-                "title": report.model.title,
-                "measured": report.measured,
-                "failures": report.failures,
+                **asdict(report.page),
                 "seconds": {figures.name: figures.seconds for figures in report.figures if figures.seconds},
             }
             for report in reports
@@ -195,12 +200,12 @@ def machine() -> str:
     return f"{cpu}; Python {platform.python_version()}, {', '.join(versions)}; {torch.get_num_threads()} BLAS thread"
 
 
-def cells(report: Report) -> tuple[list[str], list[list[str]]]:
+def cells(page: Page) -> tuple[list[str], list[list[str]]]:
     """The header and the rows of a table; limits only where there are some."""
     header = ["optimizer", "ms", "x SGD", "quartiles", "work", "state MB", "peak MB"]
-    with_limit = any(row["limit"] is not None for row in report.measured)
+    with_limit = any(row["limit"] is not None for row in page.measured)
     rows = []
-    for row in report.measured:
+    for row in page.measured:
         low, high = row["quartiles"]
         line = [row["name"], f"{1e3 * row['seconds']:.1f}", f"{row['multiple']:.2f}", f"{low:.2f}-{high:.2f}"]
         line += [
@@ -216,21 +221,19 @@ def cells(report: Report) -> tuple[list[str], list[list[str]]]:
     return [*header, "limit ms", "work / limit"] if with_limit else header, rows
 
 
-def markdown(report: Report) -> str:
+def markdown(page: Page) -> str:
     """The table of a model, and what is missing from it."""
-    header, rows = cells(report)
+    header, rows = cells(page)
     lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
     table = "\n".join("| " + " | ".join(line) + " |" for line in lines)
-    failures = "".join(f"\n- not measured: {who}: {why}" for who, why in report.failures.items())
-    return f"### {report.model.title}\n\n{table}" + (f"\n{failures}" if failures else "")
+    failures = "".join(f"\n- not measured: {who}: {why}" for who, why in page.failures.items())
+    return f"### {page.title}\n\n{table}" + (f"\n{failures}" if failures else "")
 
 
-def terminal_table(report: Report, width: int) -> Table:
-    header, rows = cells(report)
+def terminal_table(page: Page, width: int) -> Table:
+    header, rows = cells(page)
     shown = [i for i, name in enumerate(header) if name != "quartiles" or width >= NARROW]
-    table = Table(
-        title=report.model.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
-    )
+    table = Table(title=page.title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for i in shown:
         words = header[i] == "optimizer"
         table.add_column(header[i], justify="left" if words else "right", no_wrap=words)
@@ -239,20 +242,20 @@ def terminal_table(report: Report, width: int) -> Table:
     return table
 
 
-def chart(reports: list[Report], path: Path) -> None:
+def chart(pages: list[Page], path: Path) -> None:
     """Bars of the time of a step as a multiple of SGD's, a panel a model, two beside each other."""
-    longest = max(len(report.measured) for report in reports)
-    columns = min(len(reports), 2)
-    lines = math.ceil(len(reports) / columns)
+    longest = max(len(page.measured) for page in pages)
+    columns = min(len(pages), 2)
+    lines = math.ceil(len(pages) / columns)
     canvas = Figure(figsize=(6.5 * columns, lines * (1.5 + 0.24 * longest)), layout="constrained")
-    for place, report in enumerate(reports, start=1):
-        _bars(canvas.add_subplot(lines, columns, place), report)
+    for place, page in enumerate(pages, start=1):
+        _bars(canvas.add_subplot(lines, columns, place), page)
     canvas.savefig(path, dpi=110)
 
 
-def _bars(axes: Axes, report: Report) -> None:
+def _bars(axes: Axes, page: Page) -> None:
     """Bars begin at SGD's time; the axis is logarithmic, since some are hundreds of times as long."""
-    rows = report.measured
+    rows = page.measured
     for place, row in enumerate(rows):
         low, high = row["quartiles"]
         color = COLORS.get(row["name"].split()[0], "grey")
@@ -274,5 +277,5 @@ def _bars(axes: Axes, report: Report) -> None:
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows], fontsize=8)
     axes.invert_yaxis()
     axes.set_xlabel("CPU time of a step, as a multiple of SGD's")
-    axes.set_title(report.model.title, fontsize=10)
+    axes.set_title(page.title, fontsize=10)
     axes.spines[["top", "right"]].set_visible(False)
