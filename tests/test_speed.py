@@ -739,7 +739,7 @@ def test_stacks_need_fewer_calls(name, monkeypatch):
 
 
 # ---------------------------------------------------------------------- memory
-@pytest.mark.parametrize("settings", [{}, {"precond_momentum": 0.0}], ids=["momentum", "no-momentum"])
+@pytest.mark.parametrize("settings", [{}, {"precond_momentum": 0.5}], ids=["no-momentum", "momentum"])
 def test_low_memory(settings):
     """On the perceptron 784-512-512-10: at most five times the parameters, and the summary says so."""
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
@@ -747,7 +747,7 @@ def test_low_memory(settings):
     model(torch.randn(128, 784)).square().mean().backward()
     optimizer.step()
     parameters = sum(p.numel() * p.element_size() for p in model.parameters())
-    assert optimizer.memory_usage() <= (4 if settings else 5) * parameters
+    assert optimizer.memory_usage() <= (5 if settings else 3) * parameters
     assert optimizer.summary().bytes == pytest.approx(optimizer.memory_usage(), rel=0.01)
 
 
@@ -767,14 +767,14 @@ def test_low_memory_takes_the_same_steps(preset, samples):
 @pytest.mark.parametrize("memory", ["default", "low"])
 @pytest.mark.parametrize("structure", NAMES)
 def test_no_momentum_takes_no_memory(structure, memory):
-    build = functools.partial(INGD, structure=structure, memory=memory, precond_momentum=0.0)
+    build = functools.partial(INGD, structure=structure, memory=memory)
     model, optimizer = trained(build, wide(), wide_batches(1))
     for layer in (model[0], model[2]):
         kept = optimizer.state[layer.weight].keys()
         assert not {"K", "KK"}.isdisjoint(kept)
         assert not {"C", "CC"}.isdisjoint(kept)
         assert {"m_K", "m_C"}.isdisjoint(optimizer.state[layer.weight])
-    with_momentum = trained(functools.partial(INGD, structure=structure, memory=memory), wide(), wide_batches(1))[1]
+    with_momentum = trained(functools.partial(build, precond_momentum=0.5), wide(), wide_batches(1))[1]
     assert optimizer.memory_usage() < with_momentum.memory_usage()
 
 

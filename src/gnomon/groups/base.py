@@ -301,11 +301,6 @@ class Group(ABC):
         """:meth:`gram`, as quick as it can be, without derivatives; a fresh result."""
         return self.gram(a, x)
 
-    def pair(self, a: Element, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """``X A`` and ``Y A``: rows whose :meth:`restrict` is ``<E_j, A^T X^T Y A>``, for a symmetric ``X^T Y``."""
-        xa = self.apply(a, x, transpose=True)
-        return xa, xa if y is x else self.apply(a, y, transpose=True)
-
     @property
     def products(self) -> int:
         """How many products with an operator :meth:`congruence` takes, beside diagonals."""
@@ -351,10 +346,6 @@ class Group(ABC):
         scaled = [block * align(damping, block) for block in self.dual(a)]
         pairs = zip(scaled, half, strict=True)
         return self.congruent(a, tuple(block.addcmul_(more, align(weight, more)) for block, more in pairs))
-
-    def step_norm(self, a: Element, n: Element) -> Tensor:
-        """About the spectral norm of an algebra element at A."""
-        return self.norm_estimate(n)
 
     def steepest(self, covector: Element) -> Element:
         """``2 D . D . <E_j, M>`` for a symmetric M: the algebra element along which ``<N, M>`` grows fastest.

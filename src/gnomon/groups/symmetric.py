@@ -21,9 +21,9 @@ def pack(matrix: Tensor) -> Tensor:
     k = matrix.shape[-1]
     h = k // 2
     rectangle = matrix.new_empty(*matrix.shape[:-2], k - h + 1, k - h)
-    rectangle[..., 0, :] = 0
     rectangle[..., 1:, :] = matrix[..., h:, h:]
     rectangle[..., :h, :h] = matrix[..., :h, :h].triu() + rectangle[..., :h, :h].tril(-1)
+    rectangle[..., : h + 1, h:] = 0  # what is left, where k is odd
     return torch.cat([rectangle.flatten(-2), matrix[..., h:, :h].flatten(-2)], -1)
 
 

@@ -14,6 +14,7 @@ from ..groups import Diagonal, Element, Group
 from ..groups.base import align
 from ..groups.products import symmetric_product
 from . import forms
+from .square import Square
 
 
 @dataclass(frozen=True)
@@ -239,14 +240,19 @@ class KroneckerFactors:
         At the fixed point ``S_a = E[G S_b^-1 G^T] / p`` and ``S_b = E[G^T S_a^-1 G] / d`` with ``C C^T = S_a^-1`` and
         ``K K^T = S_b^-1``: the Kronecker product nearest to the covariance of G in the sense of Kullback and Leibler.
         """
-        d, p = self.right.k, self.left.k
-        u, v = self.left.pair(k, gradient, gradient)
-        columns = u.mT
-        u, v = (y.mT for y in self.right.pair(c, columns, columns if v is u else v.mT))  # both Y, or P-forms of it
-        trace, one = (u * v).sum((-2, -1)), u.new_ones(())
+        d, p, one = self.right.k, self.left.k, gradient.new_ones(())
+        through_c = _times_factor(self.right, c, gradient.mT).mT
+        through_both = _times_factor(self.left, k, through_c)
+        through_k = through_both
+        if isinstance(self.left, Square) or isinstance(self.right, Square):
+            through_k = _times_factor(self.left, k, gradient)
+        # S is X^T Z, with X = Z where a factor is there to be multiplied with, and Z = P X where its square is.
+        of_k, of_c = (through_c, through_both), (through_k.mT, through_both.mT)
+        start_k = (gradient, through_k) if isinstance(self.right, Square) else of_k
+        start_c = (gradient.mT, through_c.mT) if isinstance(self.left, Square) else of_c
         return Curvature(
-            Sight(self.left.restrict(u, v), None, trace, one / d),
-            Sight(self.right.restrict(u.mT, v.mT), None, trace, one / p),
+            _sight_of_product(self.left, start_k, of_k, one / d),
+            _sight_of_product(self.right, start_c, of_c, one / p),
             gradient.square().mean((-2, -1)),
         )
 
@@ -285,8 +291,25 @@ def _sum(group: Group, a: Element | None, one: Moment, other: Moment) -> Moment:
     return one.of([s + t for s, t in zip(one.tensors, other.tensors, strict=True)])
 
 
+def _times_factor(group: Group, a: Element, rows: Tensor) -> Tensor:
+    """``A^T x`` for each row, or ``P x`` where the factor is there as its square."""
+    return group.apply_squared(a, rows) if isinstance(group, Square) else group.apply(a, rows, transpose=True)
+
+
+def _sight_of_product(group: Group, x: tuple[Tensor, Tensor], z: tuple[Tensor, Tensor], weight: Tensor) -> Sight:
+    """Of a symmetric ``X^T Z``, from rows as they are and as the factor sees them."""
+    if not isinstance(group, Square):
+        return Sight(group.restrict(x[1], z[1]), None, (x[1] * z[1]).sum((-2, -1)), weight)
+    trace = (x[0] * z[1]).sum((-2, -1))
+    if forms.keep_rows(x[0].shape[-2], group.k):
+        return Sight((x[0], x[1], z[1]), None, trace, weight)
+    return Sight(None, (symmetric_product(x[0].mT, z[0]),), trace, weight)
+
+
 def _half_projected(group: Group, a: Element, sight: Sight, damping: Tensor, limit: float, rate: float) -> Element:
-    """``rate/2 P( A^T S A + damping A^T A - I )``, no longer than ``limit``."""
+    """``rate/2 P( A^T S A + damping A^T A - I )``, no longer than ``limit``; for a square, what it takes of that."""
+    if isinstance(group, Square):
+        return group.push(a, sight.seen, sight.half, sight.weight, damping, limit, rate)
     if sight.half is not None:
         m = group.damped_half(a, sight.half, sight.weight, damping)
     else:
@@ -294,7 +317,7 @@ def _half_projected(group: Group, a: Element, sight: Sight, damping: Tensor, lim
         m = _weighted(group.damped(a, damping), sight.seen, sight.weight)
     m = group.steepest(group.subtract_identity(m))
     if math.isfinite(limit):
-        scale = (limit / group.step_norm(a, m)).clamp(max=rate)
+        scale = (limit / group.norm_estimate(m)).clamp(max=rate)
         return tuple(block.mul_(align(scale, block)) for block in m)
     return m if rate == 1 else tuple(block.mul_(rate) for block in m)
 

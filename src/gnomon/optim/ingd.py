@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ..groups import Dense, Element, Group, symmetric
-from ..groups.base import accumulate, align
+from ..groups.base import align
 from . import forms
 from .factors import Curvature, KroneckerFactors, Sight, joined
 from .layers import Approximation
@@ -35,8 +35,8 @@ def published_precond_lr(step: int) -> float:
 
 
 def early_average(step: int) -> float:
-    """The default b1: 1/2, 1/3, 1/4, ... down to 0.1, so that the first updates are plain averages."""
-    return max(0.1, 1 / (step + 2))
+    """The default b1: 1/2, 1/3, 1/4 and 1/5 from then on, so that the first updates are plain averages."""
+    return max(0.2, 1 / (step + 2))
 
 
 class INGD(LayerwiseOptimizer):
@@ -69,7 +69,8 @@ class INGD(LayerwiseOptimizer):
         weight_decay: decoupled with ``step_rms``, otherwise added to the direction.
         damping: added to the curvature, relative to its mean (absolute in the paper's preset).
         precond_lr: b1, how fast the factors follow.
-        precond_momentum: a1.
+        precond_momentum: a1. By default there is none: b1 is so large that it has little to add, and a dense factor
+            costs half as much without it.
         update_every: steps between updates of the factors, T in the paper.
         structure: of K and C: ``"dense"``, ``"triangular"``, ``"diagonal"``, ``"block"``, ``"arrow"``,
             ``"heisenberg"``, ``"toeplitz"`` or ``"identity"``, a function from the size to a group, a pair of those
@@ -86,9 +87,9 @@ class INGD(LayerwiseOptimizer):
         kl_clip: the alternative to ``step_rms``: a bound on ``lr^2 <G, D>``, over all layers.
         max_factor_step: bound on the spectral norm of what an update adds to ``m_K`` and ``m_C``; ``math.inf`` for
             none.
-        order: of the exponential, 1 or 2. With 2 a dense factor is kept as ``K K^T``, where its condition is bounded by
-            the size and the damping (see ``forms.keep_square``), and moves by ``(I - m_K)^2 + m_K^2 / 4``; elsewhere K
-            moves by ``I - m_K + 0.3 m_K^2``, which is near that.
+        order: of the exponential, 1 or 2. With 2 a dense factor without momentum is kept as ``K K^T``, where its
+            condition is bounded by the size and the damping (see ``forms.keep_square``), and moves as
+            :class:`~gnomon.optim.square.Square` says; elsewhere K moves by ``I - m_K + 0.3 m_K^2``.
         relative: whether curvature and damping are relative to the curvature's mean, that of the batch with
             ``curvature="kfac"`` and a running one with ``"gradient"``.
         growing_intervals: whether updates are more frequent at first.
@@ -121,7 +122,7 @@ class INGD(LayerwiseOptimizer):
         "robust": {
             **PRESETS["robust"],
             "precond_lr": early_average,
-            "precond_momentum": 0.5,
+            "precond_momentum": 0.0,
             "max_factor_step": 0.5,
             "order": 2,
         },
@@ -222,11 +223,13 @@ class INGD(LayerwiseOptimizer):
 
     # ------------------------------------------------------------------ factors
     def _form(self, group: Group, dtype: torch.dtype, settings: Settings, schedules: Collection[str]) -> Group:
-        """A dense factor by its square, where the defaults bound its condition and its type can hold it.
+        """A dense factor by its square, where it has no momentum, its condition is bounded and its type can hold it.
 
         That is not half precision, since entries that are rounded at random would not be symmetric.
         """
-        bounded = self._fixed["relative"] and self._fixed["order"] == 2 and "damping" not in schedules
+        known, plain = self._fixed, not {"damping", "precond_momentum"} & set(schedules) and self._convention == "inside"
+        bounded = known["relative"] and known["order"] == 2 and known["max_factor_step"] <= 1 and plain
+        bounded = bounded and not settings["precond_momentum"]
         computed = torch.promote_types(dtype, torch.float32)
         used = (computed, self._factor_type or computed)
         if type(group) is not Dense or not bounded or any(kind in HALF for kind in used):
@@ -237,9 +240,8 @@ class INGD(LayerwiseOptimizer):
     def _stored_dtype(self, tracked: Tracked) -> torch.dtype:
         return self._factor_type or self._computing_dtype(tracked)
 
-    @property
-    def _has_momentum(self) -> bool:
-        return any(
+    def _has_momentum(self, structure: Group) -> bool:
+        return not isinstance(structure, Square) and any(
             group["precond_momentum"] or "precond_momentum" in schedules
             for group, schedules in zip(self.param_groups, self._schedules, strict=True)
         )
@@ -251,8 +253,9 @@ class INGD(LayerwiseOptimizer):
         """Those at the rank that updates the factors; the same at every rank, whichever it is."""
         blocks, sides = (tracked.layer.blocks,), (("K", tracked.factors.left), ("C", tracked.factors.right))
         shapes = {_key(name, group): blocks + group.storage_shape for name, group in sides}
-        if self._has_momentum:
-            shapes |= {f"m_{name}": blocks + group.compressed_shape for name, group in sides}
+        for name, group in sides:
+            if self._has_momentum(group):
+                shapes[f"m_{name}"] = blocks + group.compressed_shape
         return shapes
 
     def _state_shapes(self, tracked: Tracked) -> dict[str, tuple[int, ...]]:
@@ -338,10 +341,13 @@ class INGD(LayerwiseOptimizer):
         finite = self._finite_blocks(stack, [*pressures[0], *pressures[1]], ok)
         if levels is not None:
             self._scatter(stack, "level", torch.where(finite, level, levels))
+        gates = finite.to(dtype)
         for name, structure, factor, pressure in zip(
             "KC", (factors.left, factors.right), (k, c), pressures, strict=True
         ):
-            self._move_factor(stack, name, structure, factor, pressure, group, finite)
+            # Zeros where nothing may change: to choose between old and new values would take longer.
+            pressure = tuple(block.nan_to_num_(0.0, 0.0, 0.0).mul_(align(gates, block)) for block in pressure)
+            self._move_factor(stack, name, structure, factor, pressure, group, gates)
         for tracked in stack:
             tracked.cache.clear()
 
@@ -357,25 +363,24 @@ class INGD(LayerwiseOptimizer):
         factor: Element,
         pressure: Element,
         group: Settings,
-        finite: Tensor,
+        gates: Tensor,
     ) -> None:
-        """``m <- a1 m + pressure`` and ``A <- A Exp(-m)``, where that is finite; b1 is in one of them."""
+        """``m <- a1 m + pressure`` and ``A <- A Exp(-m)``, b1 being in one of them; nothing where a gate is zero."""
         momentum, outside = pressure, 1.0 if self._convention == "inside" else group["precond_lr"]
-        if self._has_momentum:
+        if self._has_momentum(structure):
             old = self._gathered(stack, f"m_{name}").to(factor[0].dtype)
-            momentum = accumulate(momentum, structure.expand(old), group["precond_momentum"])
-            self._store(stack, f"m_{name}", structure.compress(momentum), old, group, finite)
+            kept = gates * (group["precond_momentum"] - 1) + 1
+            pairs = zip(pressure, structure.expand(old), strict=True)
+            momentum = tuple(block.addcmul_(past, align(kept, past)) for block, past in pairs)
+            self._store(stack, f"m_{name}", structure.compress(momentum), group)
+            momentum = tuple(block * align(gates, block) for block in momentum)
         moved = structure.advance(factor, momentum, self._fixed["order"], -outside)
-        self._store(stack, _key(name, structure), structure.pack(moved), structure.pack(factor), group, finite)
+        self._store(stack, _key(name, structure), structure.pack(moved), group)
 
-    def _store(self, stack: list[Tracked], key: str, new: Tensor, old: Tensor, group: Settings, finite: Tensor) -> None:
-        """The new value, or the old one where the new one is not finite, in the type that is kept."""
+    def _store(self, stack: list[Tracked], key: str, new: Tensor, group: Settings) -> None:
+        """A new value in the type that is kept."""
+        self._scatter(stack, key, new)
         dtype = self._stored_dtype(stack[0])
-        if len(stack) == 1 and dtype == new.dtype:  # in the memory of the old one
-            kept = self._gathered(stack, key)
-            torch.where(align(finite, new), new, kept, out=kept)
-            return
-        self._scatter(stack, key, torch.where(align(finite, new), new, old))
         if dtype != new.dtype:
             for tracked in stack:
                 state = self.state[tracked.layer.weight]
@@ -495,7 +500,11 @@ def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int
     groups = (factors.left, factors.right)
     k, c = (group.identity((blocks,), device="meta") for group in groups)
     ones = torch.ones(blocks, device="meta")
-    seen = [Sight(group.dual(group.identity((blocks,), device="meta")), None, ones, ones) for group in groups]
+    row = torch.ones(blocks, 1, 1, device="meta")
+    seen = [
+        Sight(group.seen(a, row.expand(-1, -1, group.k)), None, ones, ones)
+        for group, a in zip(groups, (k, c), strict=True)
+    ]
     entries = blocks * (sum(group.numel for group in groups) + factors.left.k * factors.right.k)
     with FlopCounterMode(display=False) as counter:
         pressures = factors.pressure(k, c, Curvature(seen[0], seen[1], ones), 0.1)

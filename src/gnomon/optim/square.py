@@ -1,4 +1,4 @@
-"""The dense factor by its square: the update of ``P = A A^T`` without A, in half the multiplications."""
+"""The dense factor by its square: an update of ``P = A A^T`` without A, in half the multiplications."""
 
 from __future__ import annotations
 
@@ -9,22 +9,25 @@ from ..groups import Dense, Element, symmetric
 from ..groups.base import align, probe
 from ..groups.products import mirror, product, symmetric_product
 
-CURVED = 1.25
-"""Of ``M^2`` in a move: ``1 - 2 m + 1.25 m^2`` is at least 0.2 for every m, and near ``exp(-2 m)`` for m up to 1. The
-coefficient of the exponential, 2, would let P hardly shrink where m is large, as it is at first."""
+CURVED = 1.4
+"""Of ``(b H)^2`` in a move: ``1 - 2 h + 1.4 h^2`` is at least 0.28 for every h, and within 0.03 of ``exp(-2 h)`` for h up
+to 0.6, about where the bound on it lies. The coefficient of the exponential, 2, would let P hardly shrink there."""
 
 
 class Square(Dense):
-    """GL(k), where an element is ``P = A A^T`` and ``N = A M A^-1`` stands for a symmetric M of the algebra.
+    """GL(k), where an element is ``P = A A^T``, for updates without momentum.
 
-    A symmetric S, seen by A as ``A^T S A``, is seen as ``P S``, and ``A^T A`` as P itself. So the update of
-    Fig. matDL_opt, whose ``A (I - M)`` has the square ``A (I - M)^2 A^T``, becomes with a quarter of ``M^2`` more::
+    The update of Fig. matDL_opt without momentum is ``A <- A Exp(-M)`` with ``M = b (H + damping A^T A - I)``, where
+    ``b = b1/2`` and ``H = A^T S A`` is the curvature. P makes it in two moves, one along H, which can be large, and one
+    along the rest, whose positive part is small once P is near ``1 / damping`` at most::
 
-        N <- a1 N + b1/2 (w P S + damping P - I)        P <- P - 2 N P + 5/4 N N P
+        P <- A (I - 2 b H + 7/5 b^2 H^2) A^T = P - 2 b P S P + 7/5 b^2 P S P S P
+        P <- (1 + 2 b) P - 2 b damping P P
 
-    The two products are symmetric, and M, which commutes with what A is multiplied by, gives the same N before and
-    after. P must be symmetric to the last bit: anything else would grow from update to update. It is positive definite
-    as long as the rounding of its largest eigenvalue is below the smallest one, see ``forms.keep_square``.
+    For ``S = X^T X`` of a few rows the first is thin: with ``Y = X P`` it is ``P - Y^T (2 b Y - 7/5 b^2 (Y X^T) Y)``.
+
+    P must be symmetric to the last bit: anything else would grow from update to update. It is positive definite as
+    long as the rounding of its largest eigenvalue is below the smallest one, see ``forms.keep_square``.
     """
 
     def __init__(self, k: int, packed: bool = False) -> None:
@@ -49,55 +52,68 @@ class Square(Dense):
     def unpack(self, stored: Tensor) -> Element:
         return (symmetric.unpack(stored, self.k) if self.packed else stored,)
 
-    @property
-    def compressed_shape(self) -> tuple[int, ...]:
-        return (self.k, self.k)
-
-    def compress(self, n: Element) -> Tensor:
-        return n[0]
-
-    def expand(self, compressed: Tensor) -> Element:
-        return (compressed,)
-
     # ------------------------------------------------------------------ curvature
-    def pair(self, a: Element, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        return x @ a[0], y
-
     def seen(self, a: Element, x: Tensor) -> Element:
-        return self.restrict(*self.pair(a, x, x))
+        """X, ``X P``, and the latter again: a general S is ``X^T Z``, and the third is ``Z P``."""
+        y = x @ a[0]
+        return x, y, y
 
     def half_seen(self, a: Element, s: Tensor) -> Element:
         return (s,)
 
+    def trace(self, covector: Element) -> Tensor:
+        """Of what :meth:`seen` gives, ``tr(X^T Z P)``."""
+        return (covector[0] * covector[2]).sum((-2, -1))
+
     def squared_norm(self, a: Element) -> Tensor:
-        return self.trace(a)
-
-    def damped(self, a: Element, damping: Tensor) -> Element:
-        return (a[0] * align(damping, a[0]),)
-
-    def damped_half(self, a: Element, half: Element, weight: Tensor, damping: Tensor) -> Element:
-        seen = product(a[0], half[0]).mul_(align(weight, a[0]))
-        return (seen.addcmul_(a[0], align(damping, a[0])),)
-
-    def step_norm(self, a: Element, n: Element) -> Tensor:
-        """``||M||_2``, from below, by eight steps of the power method: ``A^T u`` has the squared length ``u^T P u``."""
-        tiny = torch.finfo(n[0].dtype).tiny
-        rows, lengths = [probe(self.k, n[0].dtype, n[0].device).expand(*n[0].shape[:-2], 1, self.k)], []
-        for _ in range(9):
-            # In float64, where no square of a float32 overflows or vanishes.
-            length = torch.linalg.vector_norm(rows[-1], dim=-1, keepdim=True, dtype=torch.float64)
-            rows[-1] = rows[-1] / length.clamp(min=tiny).to(n[0].dtype)
-            lengths.append(length)
-            rows.append(rows[-1] @ n[0])
-        before, after = (((row @ a[0]) * row).sum((-2, -1)).clamp(min=tiny) for row in (rows[6], rows[8]))
-        growth = (lengths[7] * lengths[8]).sum((-2, -1)).sqrt().to(n[0].dtype)
-        return growth * (after / before) ** 0.25
+        return super().trace(a)
 
     # ------------------------------------------------------------------ moves and uses
+    def push(
+        self,
+        a: Element,
+        seen: Element | None,
+        half: Element | None,
+        weight: Tensor,
+        damping: Tensor,
+        limit: float,
+        rate: float,
+    ) -> Element:
+        """What :meth:`advance` takes, for the curvature ``weight S`` and ``b1 = rate``.
+
+        That is ``2 b`` and ``2 b damping``, and what the first move takes from P: a matrix, or Y and B of ``Y^T B``.
+        Where ``b H`` is longer than ``limit`` in the spectral norm, b is as much smaller.
+        """
+        if half is not None:
+            sp = product(half[0], a[0])
+            b, weight, damping = self._rates(a, sp, weight, damping, limit, rate)
+            psp = symmetric_product(a[0], sp)
+            taken = symmetric_product(psp, sp).mul_(-CURVED * (b * weight) ** 2)
+            return 2 * b, 2 * b * damping, taken.addcmul_(psp, 2 * b * weight)
+        assert seen is not None
+        x, y, z = seen
+        gram = z @ x.mT
+        b, weight, damping = self._rates(a, gram, weight, damping, limit, rate)
+        thin = (gram @ z).mul_(-CURVED * (b * weight) ** 2)
+        return 2 * b, 2 * b * damping, y, thin.addcmul_(z, 2 * b * weight)
+
+    def _rates(
+        self, a: Element, like_h: Tensor, weight: Tensor, damping: Tensor, limit: float, rate: float
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """b, the weight and the damping as factors for matrices.
+
+        Beside the limit, ``2 b (damping p - 1)`` is bounded for the largest eigenvalue p of P: at 1 the second move would
+        be singular. A half leaves room for an eigenvalue that is estimated from below.
+        """
+        excess = (damping * largest_eigenvalue(a[0]) - 1).clamp(min=0)
+        b = torch.minimum(limit / (weight * largest_eigenvalue(like_h)), 0.25 / excess).clamp(max=rate / 2)
+        return align(b, like_h), align(weight.expand_as(b), like_h), align(damping.expand_as(b), like_h)
+
     def advance(self, a: Element, n: Element, order: int | None, factor: float = 1.0) -> Element:
-        once = symmetric_product(n[0], a[0])
-        twice = symmetric_product(n[0], once).mul_(CURVED * factor**2)
-        return (mirror(twice.add_(once, alpha=2 * factor).add_(a[0])),)
+        growth, shrinkage, *taken = n
+        first = a[0] - (taken[0] if len(taken) == 1 else symmetric_product(taken[0].mT, taken[1]))
+        second = symmetric_product(first, first).mul_(-shrinkage)
+        return (mirror(second.addcmul_(first, 1 + growth)),)
 
     def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
         return self.times_square(a, rows)
@@ -108,3 +124,17 @@ class Square(Dense):
     def to_dense(self, a: Element) -> Tensor:
         """An A, the lower triangular one."""
         return torch.linalg.cholesky(a[0].double()).to(a[0].dtype)
+
+
+def largest_eigenvalue(matrix: Tensor) -> Tensor:
+    """Of a matrix that is similar to a positive semi-definite one, by eight steps of the power method."""
+    k = matrix.shape[-1]
+    tiny = torch.finfo(matrix.dtype).tiny
+    row = probe(k, matrix.dtype, matrix.device).expand(*matrix.shape[:-2], 1, k)
+    length = row.new_ones(())
+    for _ in range(9):
+        # In float64, where no square of a float32 overflows or vanishes.
+        length = torch.linalg.vector_norm(row, dim=-1, keepdim=True, dtype=torch.float64)
+        row = (row / length.clamp(min=tiny).to(row.dtype)) @ matrix
+    length = torch.linalg.vector_norm(row, dim=-1, dtype=torch.float64)
+    return length.squeeze(-1).to(matrix.dtype)
