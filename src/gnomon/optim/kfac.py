@@ -118,11 +118,13 @@ class KFAC(LayerwiseOptimizer):
             old = self._gathered(stack, name)
             new[name] = old.lerp(mean.view_as(old), align(weight, old))
             new[f"{name}_inverse"] = self._inverse(new[name], group["damping"])
-        finite = self._finite_blocks(stack, new.values(), ok)
+        gates = self._finite_blocks(stack, new.values(), ok).to(self._computing_dtype(stack[0]))
         for key, value in new.items():
-            self._scatter(stack, key, torch.where(align(finite, value), value, self._gathered(stack, key)))
+            # Weights of zero and one: to choose between old and new values would take eight times as long.
+            old = self._gathered(stack, key)
+            self._scatter(stack, key, old.lerp_(value.nan_to_num_(0.0, 0.0, 0.0), align(gates, value)))
         for name in "AS":
-            self._scatter(stack, f"{name}_updates", self._gathered(stack, f"{name}_updates") + finite)
+            self._scatter(stack, f"{name}_updates", self._gathered(stack, f"{name}_updates") + gates)
 
     def _means(self, stack: list[Tracked]) -> tuple[Tensor, Tensor]:
         """``mu_AA`` and ``mu_GG``; where there are no rows, ``G^T S^-1 G / d`` and ``G A^-1 G^T / p``."""
@@ -163,9 +165,9 @@ class KFAC(LayerwiseOptimizer):
             return 1 / (damped + damping)
         damped.diagonal(dim1=-2, dim2=-1).add_(damping)
         factor, info = torch.linalg.cholesky_ex(damped)
-        works = align(info == 0, factor)
-        identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device)
-        return torch.where(works, torch.cholesky_inverse(torch.where(works, factor, identity)), math.nan)
+        # LAPACK refuses zeros on the diagonal; a factor that does not exist has NaN there.
+        factor.diagonal(dim1=-2, dim2=-1).masked_fill_((info != 0).unsqueeze(-1), math.nan)
+        return torch.cholesky_inverse(factor)
 
     def _times(
         self,

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..groups import Element
-from . import forms, rules
+from . import forms
 from .factors import KroneckerFactors, Statistics
 from .layers import Layer, ModuleLayer
 from .ranks import Ranks
@@ -154,32 +154,18 @@ def by_layer(values: Tensor, places: list[list[int]]) -> Tensor:
 
 
 def rms_of(stacks: Sequence[Tensor]) -> Tensor:
-    """The root mean square of each row in a list of stacks of them."""
-    lengths = cat([torch.linalg.vector_norm(rows, dim=1) for rows in stacks])
+    """The root mean square of each row in a list of stacks of them, in float64, where no square vanishes."""
+    # All of a single row at once is quicker.
+    norms = [torch.linalg.vector_norm(rows, dim=1 if len(rows) > 1 else None, dtype=torch.float64) for rows in stacks]
+    lengths = cat([norm.view(-1) for norm in norms])
     roots = tuple(rows.shape[1] ** 0.5 for rows in stacks for _ in range(len(rows)))
     return lengths / _constant(roots, lengths.dtype, lengths.device)
 
 
 def rms_of_shares(parts: list[Part], layers: Sequence[Layer], ranks: Ranks) -> Tensor:
-    """The root mean square of each layer's direction, of which every rank has a share; near 1 at its largest entry."""
-    device, place = parts[0].direction.device, [part.layer for part in parts]
-    index = torch.tensor(place, device=device)
-    largest = rules.peaks([part.direction for part in parts])
-    peaks = ranks.maximum(torch.zeros(len(layers), device=device).scatter_reduce(0, index, largest, "amax"))
-    peaks = torch.where(peaks > 0, peaks, 1)
-    for part in parts:
-        part.direction.div_(peaks[part.layer].to(part.direction.dtype))
-    squares = torch.stack([part.direction.float().square().sum() for part in parts])
-    sums = ranks.sum_of_shares(torch.zeros(len(layers), device=device).scatter_add(0, index, squares))
-    return (sums / torch.tensor([layer.size for layer in layers], device=device)).sqrt()
-
-
-def bring_near_one(stacks: Sequence[Tensor]) -> None:
-    """Divide each row by its largest entry, in place, so that no square of an entry vanishes or overflows."""
-    counts = [len(rows) for rows in stacks]
-    # All of a single row at once is quicker.
-    ends = [torch.aminmax(rows, dim=1) if len(rows) > 1 else torch.aminmax(rows) for rows in stacks]
-    low, high = (cat([end.view(-1) for end in side]) for side in zip(*ends, strict=True))
-    peaks = torch.maximum(-low, high)
-    peaks = torch.where(peaks > 0, peaks, 1).unsqueeze(-1)
-    torch._foreach_div_(list(stacks), list(peaks.split(counts)))
+    """The same of each layer's direction, of which every rank has a share."""
+    device = parts[0].direction.device
+    index = torch.tensor([part.layer for part in parts], device=device)
+    norms = torch.stack([torch.linalg.vector_norm(part.direction, dtype=torch.float64) for part in parts])
+    sums = torch.zeros(len(layers), dtype=torch.float64, device=device).scatter_add(0, index, norms.square())
+    return (ranks.sum_of_shares(sums) / torch.tensor([layer.size for layer in layers], device=device)).sqrt()

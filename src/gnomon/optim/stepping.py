@@ -19,7 +19,6 @@ from .moves import (
     Peaks,
     Tracked,
     alike,
-    bring_near_one,
     by_layer,
     cat,
     for_parts,
@@ -29,6 +28,7 @@ from .moves import (
     rms_of_shares,
 )
 from .ranks import local, share, whole
+from .rounding import HALF
 from .sharing import Sharing
 
 PORTION = 2**26
@@ -163,9 +163,12 @@ class Stepping(Optimizer):
         if sharing.ranks.is_sharded:
             rms = rms_of_shares(parts, [move.tracked.layer for move in mine], sharing.ranks)
         else:
-            bring_near_one(flat)
-            rms = rms_of(flat) if flat else gates.float()
-        lengths = group["step_rms"] / rms.clamp(min=1e-30)
+            rms = rms_of(flat) if flat else gates.double()
+        lengths = group["step_rms"] / rms.clamp(min=torch.finfo(torch.float32).tiny)
+        if moving[0].tracked.layer.weight.dtype in HALF:  # whose range is too small for directions as they are
+            for part in parts:
+                part.direction = part.direction.float().mul_(lengths[part.layer])
+            lengths = torch.ones_like(lengths)
         if sharing.moves_apart:
             parts, table = sharing.exchanged(moving, mine, parts, lengths, gates)
             lengths, gates = table[:, 0], table[:, 1] > 0
