@@ -127,17 +127,17 @@ def test_multiplications_by_hand():
     layer = Sizes(p=3, d=2, rows=5)
     assert multiplications(layer, order=1, interval=10) == pytest.approx((99 + 36 + 35 + 35) / 10 + 30)
     assert multiplications(layer, order=1, interval=1) == pytest.approx(99 + 36 + 35 + min(35 + 30, 60))
-    # To second order by the squares: min(2*5*9, 5*9 + 27) = 72 and min(2*5*4, 5*4 + 8) = 28, the move 2*27 + 2*8 = 70.
-    assert multiplications(layer, order=2, interval=10) == pytest.approx((72 + 28 + 70) / 10 + 30)
+    # To second order by squares: min(2*5*9 + 2*25*3 + 27, 5*9 + 4*27) = 153, min(2*5*4 + 2*25*2 + 8, 5*4 + 4*8) = 52.
+    assert multiplications(layer, order=2, interval=10) == pytest.approx((153 + 52) / 10 + 30)
     # With one row: statistics min(18 + 27, 9 + 54) = 45 and min(8 + 8, 4 + 16) = 16, a step by the row 9 + 4 + 6 = 19
     # with products, 2*9 + 2*4 + 6 = 32 without.
     single = Sizes(p=3, d=2, rows=1, samples=1)
     assert multiplications(single, order=1, interval=10) == pytest.approx((45 + 16 + 35) / 10 + min(3.5 + 19, 32))
     assert multiplications(single, order=1, interval=1) == pytest.approx(45 + 16 + 35 + min(35 + 19, 32))
-    assert multiplications(single, order=2, interval=1) == pytest.approx(18 + 8 + 70 + 19)
+    assert multiplications(single, order=2, interval=1) == pytest.approx((18 + 6 + 27) + (8 + 4 + 8) + 19)
     # Indices have a diagonal factor; blocks count each.
     embedding = Sizes(p=3, d=2, rows=5, blocks=4, one_hot=True)
-    assert multiplications(embedding, order=2, interval=1) == 4 * (28 + 16 + 2 * 3 * 2)
+    assert multiplications(embedding, order=2, interval=1) == 4 * (52 + 2 * 3 * 2)
 
 
 def test_rows_of_layers():

@@ -125,8 +125,9 @@ def test_a_move_of_any_length_is_positive_definite():
     assert (moved - (-2 * h).exp())[h <= 0.6].abs().max() < 0.03
 
 
+@pytest.mark.parametrize("form", [Rows, Covariance])
 @pytest.mark.parametrize("spectrum", [torch.logspace(0, -5, 80), torch.tensor([1.0] + 79 * [1e-6])])
-def test_a_square_in_float32_stays_positive_definite(spectrum):
+def test_a_square_in_float32_stays_positive_definite(spectrum, form):
     """At a tenth of the damping that ``keep_square`` asks for, with noise from batches of 20 rows."""
     k, eps = 80, torch.finfo(torch.float32).eps
     damping = 80 * (eps / 0.1) ** (2 / 3) * (1 + 1e-6)
@@ -137,7 +138,9 @@ def test_a_square_in_float32_stays_positive_definite(spectrum):
     turn, p = torch.linalg.qr(torch.randn(k, k, generator=generator))[0], torch.eye(k)[None]
     for _ in range(1000):
         x = scale * torch.randn(1, 20, k, generator=generator) @ turn
-        push = group.push((p,), group.seen((p,), x), None, torch.tensor([1 / 20]), torch.tensor([damping]), 0.5, 0.2)
+        sight = form(x if form is Rows else x.mT @ x).sight(group, (p,))
+        numbers = torch.tensor([1 / 20]), torch.tensor([damping])
+        push = group.push((p,), sight.seen, sight.half, *numbers, limit=0.5, rate=0.2)
         (p,) = group.advance((p,), push, 2)
     assert torch.equal(p, p.mT)
     values = torch.linalg.eigvalsh(p[0].double())

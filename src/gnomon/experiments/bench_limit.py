@@ -43,7 +43,8 @@ def multiplications(layer: Sizes, order: int, interval: int) -> float:
     - for ``K Exp(-m)`` one product for each order, ``order k^3``;
     - for ``K K^T``, if it is kept, ``k^3``.
 
-    With order 2 ``P = K K^T`` can take the place of K: ``2 n k^2``, or ``n k^2 + k^3``, for ``P X^T X``, and ``2 k^3``.
+    With order 2 and no momentum ``P = K K^T`` can take the place of K: ``2 n k^2 + 2 n^2 k + k^3`` by few rows, or
+    ``n k^2 + 4 k^3``.
 
     A step takes ``C C^T G K K^T``, the cheaper of two forms:
 
@@ -65,7 +66,7 @@ def multiplications(layer: Sizes, order: int, interval: int) -> float:
 
     ways = [(update + sum(k**3 for k in sides)) / interval + step(passes=1), update / interval + step(passes=2)]
     if order == 2:
-        square = sum(min(2 * n * k**2, n * k**2 + k**3) + 2 * k**3 for k in sides)
+        square = sum(min(2 * n * k**2 + 2 * n**2 * k + k**3, n * k**2 + 4 * k**3) for k in sides)
         ways.append(square / interval + step(passes=1))
     return layer.blocks * min(ways)
 

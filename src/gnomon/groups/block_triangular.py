@@ -101,8 +101,8 @@ class BlockTriangular(Group):
         y_s = self.source.apply(a_s, x_s, transpose)
         y_t = self.target.apply(a_t, x_t, transpose)
         if transpose:
-            return self._join(y_s + x_t @ coupling, y_t)
-        return self._join(y_s, y_t + x_s @ coupling.mT)
+            return self._join(y_s + _product(x_t, coupling), y_t)
+        return self._join(y_s, y_t + _product(x_s, coupling.mT))
 
     def squared(self, a: Element) -> Element:
         """With ``A = [[S, 0], [C, T]]`` (source, then target), a matrix as thin as the smaller part, and the other's.
@@ -163,7 +163,7 @@ class BlockTriangular(Group):
 
     def restrict(self, x: Tensor, y: Tensor) -> Element:
         (x_s, x_t), (y_s, y_t) = self._split(x), self._split(y)
-        return self._close(self.source.restrict(x_s, y_s), self.target.restrict(x_t, y_t), x_t.mT @ y_s)
+        return self._close(self.source.restrict(x_s, y_s), self.target.restrict(x_t, y_t), _product(x_t.mT, y_s))
 
     def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
         (a_s, a_t, a_c), (g_s, g_t, g_c) = self._open(a), self._open(grad)

@@ -87,9 +87,10 @@ class Square(Dense):
         if half is not None:
             sp = product(half[0], a[0])
             b, weight, damping = self._rates(a, sp, weight, damping, limit, rate)
-            psp = symmetric_product(a[0], sp)
-            taken = symmetric_product(psp, sp).mul_(-CURVED * (b * weight) ** 2)
-            return 2 * b, 2 * b * damping, taken.addcmul_(psp, 2 * b * weight)
+            # S P errs most; as a congruence, P - b (P S P + its transpose) + b^2 (S P)^T P (S P), P stays definite.
+            psp = product(a[0], sp)
+            taken = symmetric_product(sp.mT, psp).mul_(-CURVED * (b * weight) ** 2)
+            return 2 * b, 2 * b * damping, taken.addcmul_(psp + psp.mT, b * weight)
         assert seen is not None
         x, y, z = seen
         gram = z @ x.mT
