@@ -14,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from ..groups import Dense, Element, Group, symmetric
 from ..groups.base import align
 from . import forms
-from .factors import Curvature, KroneckerFactors, Sight, joined
+from .factors import Covariance, Curvature, KroneckerFactors, Sight, joined
 from .layers import Approximation
 from .layerwise import LayerwiseOptimizer
 from .moves import Tracked, cat
@@ -496,17 +496,16 @@ def _square_size(group: Group) -> int:
 
 @functools.lru_cache(maxsize=256)
 def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int]:
-    """Multiplications of an update of both factors and of preconditioning a matrix, counted on tensors without data."""
+    """Multiplications of an update of both factors and of preconditioning a matrix, counted on tensors without data.
+
+    The update is one from many rows; few make that of a dense factor cheaper.
+    """
     groups = (factors.left, factors.right)
     k, c = (group.identity((blocks,), device="meta") for group in groups)
     ones = torch.ones(blocks, device="meta")
-    row = torch.ones(blocks, 1, 1, device="meta")
-    seen = [
-        Sight(group.seen(a, row.expand(-1, -1, group.k)), None, ones, ones)
-        for group, a in zip(groups, (k, c), strict=True)
-    ]
     entries = blocks * (sum(group.numel for group in groups) + factors.left.k * factors.right.k)
     with FlopCounterMode(display=False) as counter:
+        seen = [_seen_once(group, a) for group, a in zip(groups, (k, c), strict=True)]
         pressures = factors.pressure(k, c, Curvature(seen[0], seen[1], ones), 0.1)
         for group, factor, m in zip(groups, (k, c), pressures, strict=True):
             group.advance(factor, m, order)
@@ -521,3 +520,11 @@ def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int
             else:
                 group.times_square(group.squared(factor), rows)
     return update + entries, counter.get_total_flops() // 2 + entries
+
+
+def _seen_once(group: Group, a: Element) -> Sight:
+    """A single row, or a sum of squares where many rows are kept as that."""
+    blocks, k = group.batch_shape(a)[0], group.k
+    rows = torch.ones(blocks, 1, k, device="meta")
+    kept = Covariance(torch.ones(blocks, k, k, device="meta")) if group.keeps_covariance else None
+    return kept.sight(group, a) if kept else Sight(group.seen(a, rows), None, rows.new_ones(blocks), rows.new_ones(()))
