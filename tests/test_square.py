@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from gnomon import groups
+from gnomon.groups.base import probe
 from gnomon.optim import INGD, forms
 from gnomon.optim.factors import Covariance, KroneckerFactors, Rows, Statistics
 from gnomon.optim.square import CURVED, Square, largest_eigenvalue
@@ -21,6 +22,11 @@ def plainly_moved(a, s, damping, b):
     h, eye = a.mT @ s @ a, torch.eye(a.shape[-1], dtype=a.dtype)
     p = a @ (eye - 2 * b * h + 1.4 * b**2 * h @ h) @ a.mT
     return (1 + 2 * b) * p - 2 * b * damping.view(-1, 1, 1) * p @ p
+
+
+def estimate(matrix):
+    k = matrix.shape[-1]
+    return largest_eigenvalue(lambda row: row @ matrix, probe(k, F64, matrix.device).expand(len(matrix), 1, k))
 
 
 @pytest.mark.parametrize("form", [Rows, Covariance])
@@ -41,9 +47,8 @@ def test_updates_are_those_of_the_factor(form, limit):
             other = 11 - k
             s = rows[i].mT @ rows[i] * (seen[1 - i] / other).view(-1, 1, 1)
             damping = 0.3 * p[1 - i].diagonal(dim1=-2, dim2=-1).sum(-1) / other
-            seen_by = rows[i] @ p[i] @ rows[i].mT * (seen[1 - i] / other).view(-1, 1, 1) if form is Rows else s @ p[i]
-            excess = (damping * largest_eigenvalue(p[i]) - 1).clamp(min=0)
-            b = torch.minimum(limit / largest_eigenvalue(seen_by), 0.25 / excess).clamp(max=rate / 2).view(-1, 1, 1)
+            excess = (damping * estimate(p[i]) - 1).clamp(min=0)
+            b = torch.minimum(limit / estimate(s @ p[i]), 0.25 / excess).clamp(max=rate / 2).view(-1, 1, 1)
             wanted.append(plainly_moved(torch.linalg.cholesky(p[i]), s, damping, b))
         groups_ = (factors.left, factors.right)
         p = [g.advance((x,), push, 2)[0] for g, x, push in zip(groups_, p, pushes, strict=True)]
@@ -112,10 +117,10 @@ def test_the_largest_eigenvalue():
     for scale in (1e-100, 1.0, 1e100):
         s = x.mT @ x * scale
         true = torch.linalg.matrix_norm(a.mT @ s @ a, 2)
-        found = largest_eigenvalue(s @ a @ a.mT)
+        found = estimate(s @ a @ a.mT)
         assert (found <= 1.1 * true).all()
         assert (found >= 0.7 * true).all()
-    assert largest_eigenvalue(0 * a).abs().max() == 0
+    assert estimate(0 * a).abs().max() == 0
 
 
 def test_a_move_of_any_length_is_positive_definite():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -86,29 +88,35 @@ class Square(Dense):
         """
         if half is not None:
             sp = product(half[0], a[0])
-            b, weight, damping = self._rates(a, sp, weight, damping, limit, rate)
+            b, weight, damping = self._rates(a, lambda row: row @ sp, weight, damping, limit, rate)
             # S P errs most; as a congruence, P - b (P S P + its transpose) + b^2 (S P)^T P (S P), P stays definite.
             psp = product(a[0], sp)
             taken = symmetric_product(sp.mT, psp).mul_(-CURVED * (b * weight) ** 2)
             return 2 * b, 2 * b * damping, taken.addcmul_(psp + psp.mT, b * weight)
         assert seen is not None
         x, y, z = seen
-        gram = z @ x.mT
-        b, weight, damping = self._rates(a, gram, weight, damping, limit, rate)
-        thin = (gram @ z).mul_(-CURVED * (b * weight) ** 2)
+        b, weight, damping = self._rates(a, lambda row: row @ x.mT @ z, weight, damping, limit, rate)
+        thin = (z @ x.mT @ z).mul_(-CURVED * (b * weight) ** 2)
         return 2 * b, 2 * b * damping, y, thin.addcmul_(z, 2 * b * weight)
 
     def _rates(
-        self, a: Element, like_h: Tensor, weight: Tensor, damping: Tensor, limit: float, rate: float
+        self,
+        a: Element,
+        times_sp: Callable[[Tensor], Tensor],
+        weight: Tensor,
+        damping: Tensor,
+        limit: float,
+        rate: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
         """b, the weight and the damping as factors for matrices.
 
         Beside the limit, ``2 b (damping p - 1)`` is bounded for the largest eigenvalue p of P: at 1 the second move would
         be singular. A half leaves room for an eigenvalue that is estimated from below.
         """
-        excess = (damping * largest_eigenvalue(a[0]) - 1).clamp(min=0)
-        b = torch.minimum(limit / (weight * largest_eigenvalue(like_h)), 0.25 / excess).clamp(max=rate / 2)
-        return align(b, like_h), align(weight.expand_as(b), like_h), align(damping.expand_as(b), like_h)
+        start = probe(self.k, a[0].dtype, a[0].device).expand(*a[0].shape[:-2], 1, self.k)
+        excess = (damping * largest_eigenvalue(lambda row: row @ a[0], start) - 1).clamp(min=0)
+        b = torch.minimum(limit / (weight * largest_eigenvalue(times_sp, start)), 0.25 / excess).clamp(max=rate / 2)
+        return align(b, a[0]), align(weight.expand_as(b), a[0]), align(damping.expand_as(b), a[0])
 
     def advance(self, a: Element, n: Element, order: int | None, factor: float = 1.0) -> Element:
         growth, shrinkage, *taken = n
@@ -127,15 +135,11 @@ class Square(Dense):
         return torch.linalg.cholesky(a[0].double()).to(a[0].dtype)
 
 
-def largest_eigenvalue(matrix: Tensor) -> Tensor:
-    """Of a matrix that is similar to a positive semi-definite one, by eight steps of the power method."""
-    k = matrix.shape[-1]
-    tiny = torch.finfo(matrix.dtype).tiny
-    row = probe(k, matrix.dtype, matrix.device).expand(*matrix.shape[:-2], 1, k)
-    length = row.new_ones(())
+def largest_eigenvalue(times: Callable[[Tensor], Tensor], row: Tensor) -> Tensor:
+    """Of a matrix that is similar to a positive semi-definite one, by eight steps of the power method from a row."""
+    tiny = torch.finfo(row.dtype).tiny
     for _ in range(9):
         # In float64, where no square of a float32 overflows or vanishes.
         length = torch.linalg.vector_norm(row, dim=-1, keepdim=True, dtype=torch.float64)
-        row = (row / length.clamp(min=tiny).to(row.dtype)) @ matrix
-    length = torch.linalg.vector_norm(row, dim=-1, dtype=torch.float64)
-    return length.squeeze(-1).to(matrix.dtype)
+        row = times(row / length.clamp(min=tiny).to(row.dtype))
+    return torch.linalg.vector_norm(row, dim=(-2, -1), dtype=torch.float64).to(row.dtype)
