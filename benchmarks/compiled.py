@@ -82,8 +82,7 @@ def step(optimizer: INGD, tracked: moves.Tracked) -> Callable[[], None]:
         gates = flat[0].sum(1).isfinite().to(found.dtype).expand(len(params))
         parts = layer.tensors(found.nan_to_num_(0.0, 0.0, 0.0))
         rules.averaged(params, states, parts, group["momentum"], gates)
-        moves.bring_near_one(flat)
-        rules.decoupled(params, parts, group["step_rms"] / moves.rms_of(flat), group, gates)
+        rules.decoupled(params, parts, (group["step_rms"] / moves.rms_of(flat)).to(found.dtype), group, gates)
 
     return run
 

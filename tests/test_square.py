@@ -18,7 +18,7 @@ def random_factor(k, generator, blocks=2):
 
 
 def plainly_moved(a, s, damping, b):
-    """``A (I - 2 b H + 7/5 b^2 H^2) A^T`` with ``H = A^T S A``, then ``(1 + 2 b) P - 2 b damping P P``, as they stand."""
+    """``A (I - 2 b H + 7/5 b^2 H^2) A^T`` with ``H = A^T S A``, then ``(1 + 2 b) P - 2 b damping P P``."""
     h, eye = a.mT @ s @ a, torch.eye(a.shape[-1], dtype=a.dtype)
     p = a @ (eye - 2 * b * h + 1.4 * b**2 * h @ h) @ a.mT
     return (1 + 2 * b) * p - 2 * b * damping.view(-1, 1, 1) * p @ p

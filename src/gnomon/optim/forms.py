@@ -25,11 +25,11 @@ def keep_product(k: int, rows: int, uses: int) -> bool:
 
 
 def keep_square(k: int, damping: float, eps: float) -> bool:
-    """Whether ``P = A A^T`` may be updated itself, without A: one product by few rows, four by many, instead of four or five.
+    """Whether ``P = A A^T`` may be updated itself, without A: one large product by few rows, instead of four.
 
     Curvature in units of its mean lies below k, so that P's eigenvalues are about ``1 / k`` at least and
     ``1 / damping`` at most. The product of curvature and P errs by ``eps k / damping`` in all directions, which P
-    multiplies; what that puts between its largest and its smallest eigenvalue must stay below their mean: ten times, here.
+    multiplies; what that puts between its largest and its smallest eigenvalue must stay below their mean, ten times.
     """
     return damping > 0 and eps * (k / damping) ** 1.5 <= 0.1
 

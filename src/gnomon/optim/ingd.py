@@ -227,12 +227,12 @@ class INGD(LayerwiseOptimizer):
 
         That is not half precision, since entries that are rounded at random would not be symmetric.
         """
-        known, plain = self._fixed, not {"damping", "precond_momentum"} & set(schedules) and self._convention == "inside"
-        bounded = known["relative"] and known["order"] == 2 and known["max_factor_step"] <= 1 and plain
-        bounded = bounded and not settings["precond_momentum"]
+        fixed, changing = self._fixed, {"damping", "precond_momentum"} & set(schedules)
+        bounded = fixed["relative"] and fixed["order"] == 2 and fixed["max_factor_step"] <= 1 and not changing
+        without_momentum = self._convention == "inside" and not settings["precond_momentum"]
         computed = torch.promote_types(dtype, torch.float32)
         used = (computed, self._factor_type or computed)
-        if type(group) is not Dense or not bounded or any(kind in HALF for kind in used):
+        if type(group) is not Dense or not (bounded and without_momentum) or any(kind in HALF for kind in used):
             return group
         safe = forms.keep_square(group.k, settings["damping"], max(torch.finfo(kind).eps for kind in used))
         return Square(group.k, packed=self._is_frugal) if safe else group

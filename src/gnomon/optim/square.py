@@ -12,8 +12,8 @@ from ..groups.base import align, probe
 from ..groups.products import mirror, product, symmetric_product
 
 CURVED = 1.4
-"""Of ``(b H)^2`` in a move: ``1 - 2 h + 1.4 h^2`` is at least 0.28 for every h, and within 0.03 of ``exp(-2 h)`` for h up
-to 0.6, about where the bound on it lies. The coefficient of the exponential, 2, would let P hardly shrink there."""
+"""Of ``(b H)^2`` in a move: ``1 - 2 h + 1.4 h^2`` is at least 0.28 for every h, and within 0.03 of ``exp(-2 h)`` for h
+up to 0.6, about where the bound on it lies. The coefficient of the exponential, 2, would let P hardly shrink there."""
 
 
 class Square(Dense):
@@ -110,8 +110,8 @@ class Square(Dense):
     ) -> tuple[Tensor, Tensor, Tensor]:
         """b, the weight and the damping as factors for matrices.
 
-        Beside the limit, ``2 b (damping p - 1)`` is bounded for the largest eigenvalue p of P: at 1 the second move would
-        be singular. A half leaves room for an eigenvalue that is estimated from below.
+        Beside the limit, ``2 b (damping p - 1)`` is bounded for the largest eigenvalue p of P: at 1 the second move
+        would be singular. A half leaves room for an eigenvalue that is estimated from below.
         """
         start = probe(self.k, a[0].dtype, a[0].device).expand(*a[0].shape[:-2], 1, self.k)
         excess = (damping * largest_eigenvalue(lambda row: row @ a[0], start) - 1).clamp(min=0)
