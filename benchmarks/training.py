@@ -44,9 +44,9 @@ CURVE = 20  # points of a curve
 CHOSEN = (
     "One seed. INGD's defaults (learning rate, momentum, damping, weight decay, how often factors are updated) were "
     "chosen on these three tasks by the very measures shown, the CNN's by its test error, and its three rates after "
-    "six had been run. So was how a dense factor moves (the coefficient of its square: 1.25 of 1.25, 1.5 and 2), by "
-    "the autoencoder and the GPT. The neighbours had five rates each and their own defaults for the rest. So the "
-    "figures favour INGD."
+    "six had been run. How fast a dense factor follows, and without momentum, was chosen by the GPT of "
+    "docs/results/gpt.md. The neighbours had five rates each and their own defaults for the rest. So the figures "
+    "favour INGD."
 )
 
 

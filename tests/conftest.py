@@ -24,6 +24,7 @@ SMALL_GROUPS = [
     g.Toeplitz(6, upper=True),
     g.BlockTriangular((g.Dense(2), g.Toeplitz(2), g.Diagonal(2))),
     g.BlockTriangular((g.Triangular(2), g.Diagonal(3)), upper=True),
+    g.BlockTriangular((g.Dense(1), g.Dense(1), g.Diagonal(3), g.Dense(2)), upper=True),
     g.BlockTriangular((g.BlockTriangular((g.Dense(2), g.Diagonal(1))), g.BlockDiagonal(3, 2)), upper=True),
     g.Kronecker(g.Dense(2), g.Dense(3)),
     g.Kronecker(g.Dense(2), g.Triangular(3)),

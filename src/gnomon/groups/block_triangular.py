@@ -124,21 +124,31 @@ class BlockTriangular(Group):
     def times_square(
         self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
     ) -> Tensor:
-        thin, other = square[0], square[1:]
         result = rows if overwrite else rows.clone()
-        x_s, x_t = self._split(result)
+        self._become_product(result, square)
+        return result
+
+    def _become_product(self, rows: Tensor, square: Element, more: tuple[Tensor, Tensor] | None = None) -> None:
+        """Rows x become ``A A^T x``, and a row of the product ``more`` is added to each."""
+        thin, other = square[0], square[1:]
+        x_s, x_t = self._split(rows)
         inner = _product(rows, thin.mT)
         if self._source_is_thin:
             _assign(x_t, self.target.times_square(other, x_t, overwrite=True))
             x_s.zero_()
-            _add_product(result, inner, thin)
-            return result
-        crossed, _ = self._split(thin)
-        x_t = x_t.clone()
-        _assign(x_s, self.source.times_square(other, x_s, overwrite=True))
-        _add_product(x_s, x_t, crossed)
-        self._split(result)[1].copy_(inner)
-        return result
+            # One pass for both: memory is what it takes.
+            both = (inner, thin) if more is None else (torch.cat([inner, more[0]], -1), torch.cat([thin, more[1]], -2))
+            _add_product(rows, *both)
+            return
+        crossed, kept = self._split(thin)[0], x_t.clone()
+        if isinstance(self.source, BlockTriangular):
+            self.source._become_product(x_s, other, (kept, crossed))
+        else:
+            _assign(x_s, self.source.times_square(other, x_s, overwrite=True))
+            _add_product(x_s, kept, crossed)
+        x_t.copy_(inner)
+        if more is not None:
+            _add_product(rows, *more)
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         a_s, a_t, coupling = self._open(a)
