@@ -785,6 +785,16 @@ def test_momentum_that_begins_later_has_its_place():
     assert optimizer.state[model[0].weight]["m_K"].abs().max() > 0
 
 
+def test_momentum_that_is_set_by_hand_later():
+    """Dense factors that were built without it have no room for it, and nothing changes."""
+    model, optimizer = trained(functools.partial(INGD, update_every=1), wide(), wide_batches(2))
+    optimizer.param_groups[0]["precond_momentum"] = 0.5
+    before = [p.detach().clone() for p in model.parameters()]
+    with pytest.raises(RuntimeError, match="precond_momentum was 0 when the optimizer was built"):
+        optimizer.step()
+    assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
+
+
 @pytest.mark.parametrize("memory", ["tiny", None, 0])
 def test_a_wrong_value_of_memory(memory):
     with pytest.raises(ValueError, match=f"memory must be 'default' or 'low', got {memory!r}"):

@@ -351,6 +351,17 @@ class INGD(LayerwiseOptimizer):
         for tracked in stack:
             tracked.cache.clear()
 
+    def _follow_schedules(self) -> None:
+        super()._follow_schedules()
+        for group in self.param_groups:
+            mine = [p for p in group["params"] if p in self._tracked] if group["precond_momentum"] else []
+            kept = [self._tracked[p].factors for p in mine]
+            if any(isinstance(side, Square) for factors in kept for side in (factors.left, factors.right)):
+                raise RuntimeError(
+                    f"precond_momentum was 0 when the optimizer was built and is {group['precond_momentum']!r} now; "
+                    "build it with precond_momentum as a function of the step, so that factors have room for it"
+                )
+
     def _new_level(self, level: Tensor, now: Tensor) -> Tensor:
         """The running mean of the curvature; it begins with the first that is not zero."""
         return torch.where(level > 0, level.lerp(now.to(level.dtype), 1 - LEVEL_MEMORY), now)
