@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD
-from gnomon.optim.layers import is_known, layer_of
+from gnomon.optim.layers import SpatialLayer, Thinning, is_known, layer_of
 
 
 class Conv1D(nn.Module):
@@ -34,6 +34,7 @@ MODULES = {
     "conv2d": (nn.Conv2d(3, 5, 3), (2, 3, 7, 8)),
     "conv2d, no bias": (nn.Conv2d(3, 5, (3, 2), stride=(2, 1), padding=(1, 0), bias=False), (2, 3, 7, 8)),
     "conv2d, grouped": (nn.Conv2d(4, 6, 3, groups=2, padding=1), (2, 4, 5, 5)),
+    "conv2d, many channels": (nn.Conv2d(18, 6, 3, groups=2, padding=1, stride=(1, 2)), (2, 18, 5, 6)),
     "conv2d, depthwise": (nn.Conv2d(4, 4, 3, groups=4, stride=2), (2, 4, 7, 7)),
     "conv2d, dilated": (nn.Conv2d(3, 5, 3, dilation=(2, 1), padding=2), (2, 3, 7, 8)),
     "conv2d, circular": (nn.Conv2d(3, 5, 3, padding=1, padding_mode="circular"), (2, 3, 7, 8)),
@@ -83,6 +84,61 @@ def test_reduced_rows_are_means_of_inputs_and_sums_of_gradients(name):
     x_rows, g_rows = layer.rows(x, g, "reduce")
     torch.testing.assert_close(x_rows, expanded[0].mean(2))
     torch.testing.assert_close(g_rows, expanded[1].sum(2))
+
+
+@pytest.mark.parametrize("name", [name for name, (module, _) in MODULES.items() if "conv" in name or "transp" in name])
+def test_rows_at_every_second_position_are_those_of_all_positions(name):
+    torch.manual_seed(0)
+    module, shape = MODULES[name]
+    layer = layer_of(module.double())
+    if not isinstance(layer, SpatialLayer) or len(shape) < module.weight.ndim:
+        pytest.skip("there are no positions, or no batch")
+    x = torch.randn(5, *shape[1:], dtype=torch.float64)
+    g = torch.randn_like(module(x))
+    grid = (x if module.transposed else g).shape[2:]
+    chosen = torch.zeros(5, *grid, dtype=torch.bool)
+    for start in (0, 1):
+        chosen[(slice(start, None, 2), *(slice(start, None, 2),) * len(grid))] = True
+    assert layer.count(x, g, "expand") == chosen.numel()
+    order = torch.cat([torch.arange(5)[0::2], torch.arange(5)[1::2]])  # of the samples: those with one start first
+    for part, whole in zip(layer.rows(x, g, every=2), layer.rows(x, g), strict=True):
+        by_sample = whole.unflatten(1, chosen.shape)[:, order]
+        torch.testing.assert_close(part, by_sample[:, chosen[order]])
+
+
+def test_how_many_rows_are_enough():
+    def thinning(module, *shape, approximation="expand", ranks=1):
+        x = torch.zeros(shape)
+        return layer_of(module).thinning(x, module(x), approximation, ranks)
+
+    convolution = nn.Conv2d(4, 8, 3, padding=1, bias=False)  # its factors are of sizes 36 and 8
+    assert thinning(convolution, 2, 4, 4, 4) == Thinning(positions=1)  # 8 rows would be left
+    assert thinning(convolution, 4, 4, 4, 4) == Thinning(positions=2)
+    assert thinning(convolution, 2, 4, 4, 4, ranks=2) == Thinning(positions=2)
+    assert thinning(convolution, 18, 4, 4, 4) == Thinning(samples=2, positions=2)
+    assert thinning(convolution, 99, 4, 4, 4) == Thinning(samples=4, positions=2)
+    assert thinning(convolution, 1, 4, 99, 99) == thinning(convolution, 4, 99, 99) == Thinning()
+    assert thinning(convolution, 64, 4, 1, 1) == Thinning()
+    assert thinning(convolution, 99, 4, 4, 4, approximation="reduce") == Thinning()
+    assert thinning(convolution, 144, 4, 4, 4, approximation="reduce") == Thinning(samples=2)
+    linear = nn.Linear(9, 5, bias=False)
+    assert thinning(linear, 12, 6, 9) == Thinning(samples=4)
+    assert thinning(linear, 6, 6, 9) == Thinning(samples=2)
+    assert thinning(linear, 5, 6, 9) == Thinning()
+
+
+@pytest.mark.parametrize("size", [16, 17])
+def test_rows_that_are_left_out_are_made_up_for(size):
+    """Where all rows are the same, a part of them says as much as all."""
+    module, found = nn.Conv2d(2, 3, 3, bias=False).double(), []
+    for subsample in (True, False):
+        optimizer = INGD(module, approx="expand", subsample=subsample)
+        y = module(torch.ones(16, 2, size, size, dtype=torch.float64))
+        (y.sum((2, 3)) * torch.arange(1.0, 4)).sum().backward()
+        seen = optimizer._tracked[module.weight].statistics
+        found.append((seen.outputs.energy, seen.inputs.energy / seen.rows, seen.terms))
+        optimizer.close()
+    torch.testing.assert_close(found[0], found[1])
 
 
 def test_a_transposed_weight_is_trained_as_a_linear_layer():

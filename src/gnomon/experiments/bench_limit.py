@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..optim import INGD
 from ..optim.capture import Capture
-from ..optim.layers import Approximation, Matrix, ModuleLayer, find_matrices
+from ..optim.layers import Approximation, Matrix, ModuleLayer, Thinning, find_matrices
 from .bench_models import Model
 
 RATE_SIZE = 512
@@ -110,8 +110,8 @@ class RowMeter:
             approximation = "reduce" if self._approx == "reduce" else "expand"
         samples = view.samples(x)
         single = g.numel() == samples * view.blocks * view.d
-        stride = view.stride(x, g, approximation, self._ranks) if self._subsample else 1
-        rows = view.rows(x[::stride], g[::stride], approximation)[1].shape[1]
+        thin = view.thinning(x, g, approximation, self._ranks) if self._subsample else Thinning()
+        rows = view.rows(x[:: thin.samples], g[:: thin.samples], approximation, thin.positions)[1].shape[1]
         self.rows[view.weight] += rows
         self.sizes.append(Sizes(view.p, view.d, rows, samples if single else None, view.blocks, view.one_hot))
 

@@ -13,7 +13,7 @@ from ..groups import Element
 from ..manifolds import full_precision
 from .capture import Capture
 from .exchange import decoded, encoded
-from .layers import Approximation, ModuleLayer
+from .layers import Approximation, ModuleLayer, Thinning
 from .moves import Tracked
 from .sampling import Likelihood, sampled_loss
 from .settings import Settings
@@ -96,12 +96,15 @@ class Gathering(Stepping):
         samples, before = view.samples(x), tracked.samples.get(number, 0)
         tracked.samples[number] = max(samples, before)
         approximation = view.usual_approximation if self._approx == "auto" else self._approx
-        ranks = self._sharing.ranks.count
-        if self._fixed["subsample"] and (stride := view.stride(x, g, approximation, ranks)) > 1:
-            # The squares of a part, counted as often as makes up for the others.
-            x, g = x[::stride], g[::stride] * math.sqrt(samples / len(g[::stride]))
+        rows, thin = view.count(x, g, approximation), Thinning()
+        if self._fixed["subsample"]:
+            thin = view.thinning(x, g, approximation, self._sharing.ranks.count)
+        if thin.samples > 1:
+            x, g = x[:: thin.samples], g[:: thin.samples]
         self._adapt(tracked)
-        x, g = view.rows(*self._typed(tracked, view, x, g), approximation)
+        x, g = view.rows(*self._typed(tracked, view, x, g), approximation, thin.positions)
+        if thin != Thinning():
+            g = g * math.sqrt(rows / g.shape[1])  # its squares count as often as makes up for those left out
         k, c = self._seen_from(tracked)
         part = tracked.factors.statistics(k, c, x, g, terms=max(samples - before, 0))
         known = tracked.statistics

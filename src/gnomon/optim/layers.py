@@ -12,6 +12,7 @@ those of ``nn.MultiheadAttention``, are matrices without rows. Nothing here know
 
 from __future__ import annotations
 
+import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
@@ -24,6 +25,16 @@ from torch.nn.functional import pad
 
 Approximation = Literal["expand", "reduce"]
 """Over positions that share a weight: ``expand`` has a row for each, ``reduce`` one for each sample."""
+
+
+@dataclass(frozen=True)
+class Thinning:
+    """Which rows of a batch are enough."""
+
+    samples: int = 1
+    """Every which sample."""
+    positions: int = 1
+    """Every which position, along each axis; samples take turns in where they begin, so that all borders are seen."""
 
 
 class Layer(ABC):
@@ -94,13 +105,19 @@ class ModuleLayer(Layer):
     def outputs(self, g: Tensor) -> Tensor:
         """The gradient of its output as rows ``(blocks, samples, positions, d)``."""
 
-    def rows(self, x: Tensor, g: Tensor, approximation: Approximation = "expand") -> tuple[Tensor, Tensor]:
-        """``x`` of shape ``(blocks, n, p)`` and ``g`` of shape ``(blocks, n, d)``."""
+    def rows(
+        self, x: Tensor, g: Tensor, approximation: Approximation = "expand", every: int = 1
+    ) -> tuple[Tensor, Tensor]:
+        """``x`` of shape ``(blocks, n, p)`` and ``g`` of shape ``(blocks, n, d)``, at ``every`` such position."""
         if approximation == "reduce":
             x, g = self.mean_inputs(x), self.outputs(g).sum(2)
         else:
-            x, g = self.inputs(x).flatten(1, 2), self.outputs(g).flatten(1, 2)
+            x, g = self._expanded(x, g, every)
         return (torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1) if self.bias is not None else x), g
+
+    def _expanded(self, x: Tensor, g: Tensor, every: int) -> tuple[Tensor, Tensor]:
+        """A row for each position; where they have no axes of their own, for all of them."""
+        return self.inputs(x).flatten(1, 2), self.outputs(g).flatten(1, 2)
 
     def mean_inputs(self, x: Tensor) -> Tensor:
         """The means of :meth:`inputs` over positions, ``(blocks, samples, p)``."""
@@ -115,16 +132,26 @@ class ModuleLayer(Layer):
         """How many samples an input holds, along its first dimension where they are several."""
         return x.shape[0] if x.ndim > 1 else 1
 
-    def stride(self, x: Tensor, g: Tensor, approximation: Approximation, ranks: int = 1) -> int:
-        """Every which sample is enough: one in four or two, if they leave twice as many rows as either factor is large.
+    def count(self, x: Tensor, g: Tensor, approximation: Approximation) -> int:
+        """How many rows an input and an output gradient give."""
+        return self.samples(x) if approximation == "reduce" else g.numel() // (self.blocks * self.d)
 
-        As many rows as here are assumed at each of the ranks; by powers of two they take the same samples together as
-        one process with the whole batch.
+    def thinning(self, x: Tensor, g: Tensor, approximation: Approximation, ranks: int = 1) -> Thinning:
+        """Of the samples one in four or two, if that leaves twice as many rows as either factor is large.
+
+        Where only every second position is taken, which are less alike, once as many are enough. As many rows as here
+        are assumed at each of the ranks; by powers of two they take the same samples together as one process with the
+        whole batch.
         """
-        samples = self.samples(x)
-        rows = ranks * (samples if approximation == "reduce" else g.numel() // (self.blocks * self.d))
-        enough = 2 * max(self.p, self.d)
-        return 1 if samples == 1 else next(stride for stride in (4, 2, 1) if stride == 1 or rows >= stride * enough)
+        samples, every = self.samples(x), self._lattice(x, g, ranks) if approximation == "expand" else 1
+        rows = ranks * self.count(x, g, approximation) // every ** (g.ndim - 2)
+        enough = (2 if every == 1 else 1) * max(self.p, self.d)
+        stride = next(stride for stride in (4, 2, 1) if stride == 1 or rows >= stride * enough)
+        return Thinning(1 if samples == 1 else stride, every)
+
+    def _lattice(self, x: Tensor, g: Tensor, ranks: int) -> int:
+        """Every which position along each axis is enough."""
+        return 1
 
 
 class LinearLayer(ModuleLayer):
@@ -185,7 +212,9 @@ class EmbeddingLayer(ModuleLayer):
     def outputs(self, g: Tensor) -> Tensor:
         return _sequences(g).unsqueeze(0)
 
-    def rows(self, x: Tensor, g: Tensor, approximation: Approximation = "expand") -> tuple[Tensor, Tensor]:
+    def rows(
+        self, x: Tensor, g: Tensor, approximation: Approximation = "expand", every: int = 1
+    ) -> tuple[Tensor, Tensor]:
         """Indices of shape ``(1, n)`` and their gradients; there is no mean of indices, so none is reduced."""
         indices, g = self.inputs(x).flatten(1, 2), self.outputs(g).flatten(1, 2)
         return indices, g * (indices < self.p).unsqueeze(-1)
@@ -205,10 +234,39 @@ def _positions(x: Tensor) -> Tensor:
     return x.reshape(1, x.shape[0] if x.ndim else 1, -1) if x.numel() else x.new_zeros(1, 0, 1)
 
 
+LATTICE_ROWS = 0.4
+"""Rows that positions must leave, over the size of the larger factor: with the ten updates or so that a factor
+remembers they are four times as many as it is large."""
+
+
 class SpatialLayer(ModuleLayer):
     """Channels first, positions behind them; the samples may be missing."""
 
     usual_approximation = "reduce"
+
+    @abstractmethod
+    def inputs(self, x: Tensor, every: int = 1, start: int = 0) -> Tensor:
+        """As for any module, at ``every`` such position along each axis from a start."""
+
+    @abstractmethod
+    def outputs(self, g: Tensor, every: int = 1, start: int = 0) -> Tensor:
+        """The same."""
+
+    def _expanded(self, x: Tensor, g: Tensor, every: int) -> tuple[Tensor, Tensor]:
+        x, g = self._batched(x), self._batched(g)
+        starts = range(every)
+        return (
+            torch.cat([self.inputs(x[start::every], every, start).flatten(1, 2) for start in starts], 1),
+            torch.cat([self.outputs(g[start::every], every, start).flatten(1, 2) for start in starts], 1),
+        )
+
+    def _lattice(self, x: Tensor, g: Tensor, ranks: int) -> int:
+        """Every second one, where that leaves rows enough: neighbours see much the same."""
+        dims = self.weight.ndim - 2
+        if self.samples(x) < 2 or min(*x.shape[-dims:], *g.shape[-dims:]) < 2:
+            return 1
+        left = ranks * self.count(x, g, "expand") / 2**dims
+        return 2 if left >= LATTICE_ROWS * max(self.p, self.d) else 1
 
     def samples(self, x: Tensor) -> int:
         return self._batched(x).shape[0]
@@ -230,9 +288,9 @@ class ConvolutionLayer(SpatialLayer):
         self.d = module.out_channels // self.blocks
         self.p = math.prod(module.weight.shape[1:]) + (self.bias is not None)
 
-    def inputs(self, x: Tensor) -> Tensor:
+    def inputs(self, x: Tensor, every: int = 1, start: int = 0) -> Tensor:
         m = self.module
-        return _patches(self._prepared(x), m.kernel_size, m.stride, m.dilation, self.blocks)
+        return _patches(self._prepared(x), m.kernel_size, m.stride, m.dilation, self.blocks, every, start)
 
     def mean_inputs(self, x: Tensor) -> Tensor:
         m = self.module
@@ -245,8 +303,8 @@ class ConvolutionLayer(SpatialLayer):
             x = x.unflatten(1, (m.groups, -1)).mean(1)  # before the patches are cut: the same, and cheaper
         return self._padded(x)
 
-    def outputs(self, g: Tensor) -> Tensor:
-        return _channels_last(self._batched(g), self.blocks)
+    def outputs(self, g: Tensor, every: int = 1, start: int = 0) -> Tensor:
+        return _channels_last(self._batched(g), self.blocks, every, start)
 
     def _padded(self, x: Tensor) -> Tensor:
         m = self.module
@@ -269,16 +327,20 @@ class TransposedConvolutionLayer(SpatialLayer):
         self.d = math.prod(module.weight.shape[1:])
         self.p = module.in_channels // module.groups
 
-    def inputs(self, x: Tensor) -> Tensor:
-        return _channels_last(self._batched(x), self.module.groups)
+    def count(self, x: Tensor, g: Tensor, approximation: Approximation) -> int:
+        return self.samples(x) if approximation == "reduce" else x.numel() // (self.blocks * self.p)
 
-    def outputs(self, g: Tensor) -> Tensor:
+    def inputs(self, x: Tensor, every: int = 1, start: int = 0) -> Tensor:
+        return _channels_last(self._batched(x), self.module.groups, every, start)
+
+    def outputs(self, g: Tensor, every: int = 1, start: int = 0) -> Tensor:
         """Patches of the gradient, at the places to which the input positions wrote."""
         m = self.module
         # Output padding adds places at the end to which no input position wrote.
         sides = zip(reversed(m.padding), reversed(m.output_padding), strict=True)
         amounts = [amount for side, extra in sides for amount in (side, side - extra)]
-        return _patches(pad(self._batched(g), amounts), m.kernel_size, m.stride, m.dilation, m.groups)
+        g = pad(self._batched(g), amounts)
+        return _patches(g, m.kernel_size, m.stride, m.dilation, m.groups, every, start)
 
     def _to_matrix(self, weight: Tensor) -> Tensor:
         return weight.reshape(self.blocks, self.p, self.d).mT
@@ -287,21 +349,36 @@ class TransposedConvolutionLayer(SpatialLayer):
         return matrix.mT.reshape(self.weight.shape)
 
 
-def _channels_last(x: Tensor, groups: int) -> Tensor:
+def _channels_last(x: Tensor, groups: int, every: int = 1, start: int = 0) -> Tensor:
     """``(groups, samples, positions, channels)`` from ``(samples, all channels, *positions)``."""
+    if every > 1:
+        x = x[(slice(None),) * 2 + (slice(start, None, every),) * (x.ndim - 2)]
     return x.reshape(x.shape[0], groups, x.shape[1] // groups, math.prod(x.shape[2:])).permute(1, 0, 3, 2)
 
 
 def _patches(
-    x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+    x: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    every: int = 1,
+    start: int = 0,
 ) -> Tensor:
     """``(groups, samples, positions, channels * kernel)``: what each position of a convolution sees."""
     if math.prod(kernel) == 1 and set(stride) == {1}:
-        return _channels_last(x, groups)
+        return _channels_last(x, groups, every, start)
     for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
-        x = x.unfold(axis, gap * (size - 1) + 1, step)[..., ::gap]
+        x = x.narrow(axis, start * step, x.shape[axis] - start * step)
+        x = x.unfold(axis, gap * (size - 1) + 1, every * step)[..., ::gap]
     dims = len(kernel)
     x = x.unflatten(1, (groups, -1)).movedim(1, 0).movedim(2, 2 + dims)  # views: the values are copied once, below
+    if math.prod(kernel) <= x.shape[2 + dims]:
+        # A few long copies take a third of the time of many short ones.
+        x, view = x.new_empty(x.shape), x
+        for offset in itertools.product(*map(range, kernel)):
+            place: tuple[Any, ...] = (..., *offset)
+            x[place] = view[place]
     return x.reshape(groups, x.shape[1], math.prod(x.shape[2 : 2 + dims]), -1)
 
 

@@ -57,7 +57,7 @@ class Square(Dense):
     # ------------------------------------------------------------------ curvature
     def seen(self, a: Element, x: Tensor) -> Element:
         """X, ``X P``, and the latter again: a general S is ``X^T Z``, and the third is ``Z P``."""
-        y = x @ a[0]
+        y = product(x, a[0])
         return x, y, y
 
     def half_seen(self, a: Element, s: Tensor) -> Element:
@@ -96,7 +96,7 @@ class Square(Dense):
         assert seen is not None
         x, y, z = seen
         b, weight, damping = self._rates(a, lambda row: row @ x.mT @ z, weight, damping, limit, rate)
-        thin = (z @ x.mT @ z).mul_(-CURVED * (b * weight) ** 2)
+        thin = product(z @ x.mT, z).mul_(-CURVED * (b * weight) ** 2)
         return 2 * b, 2 * b * damping, y, thin.addcmul_(z, 2 * b * weight)
 
     def _rates(
@@ -120,7 +120,8 @@ class Square(Dense):
 
     def advance(self, a: Element, n: Element, order: int | None, factor: float = 1.0) -> Element:
         growth, shrinkage, *taken = n
-        first = a[0] - (taken[0] if len(taken) == 1 else symmetric_product(taken[0].mT, taken[1]))
+        less = taken[0] if len(taken) == 1 else symmetric_product(taken[0].mT, taken[1])
+        first = torch.sub(a[0], less, out=less)
         second = symmetric_product(first, first).mul_(-shrinkage)
         return (mirror(second.addcmul_(first, 1 + growth)),)
 
