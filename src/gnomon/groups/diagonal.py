@@ -97,6 +97,11 @@ class Fixed(Diagonal):
         super().__init__(k)
         self.dim = 0
 
+    def times_square(
+        self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
+    ) -> Tensor:
+        return rows if overwrite else rows.clone() if scratch is None else scratch.copy_(rows)
+
     def scale(self, eta: Element) -> Element:
         return (torch.zeros_like(eta[0]),)
 

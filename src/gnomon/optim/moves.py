@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -153,11 +154,30 @@ def by_layer(values: Tensor, places: list[list[int]]) -> Tensor:
     return values[_constant(table, torch.long, values.device)]
 
 
-def rms_of(stacks: Sequence[Tensor]) -> Tensor:
-    """The root mean square of each row in a list of stacks of them, in float64, where no square vanishes."""
+SAFE_RMS = 1e-15, 1e15
+"""Between these squares in float32 neither vanish nor overflow, in a sum that counts."""
+SAMPLE = 2**12
+"""From how many numbers a root mean square is estimated in float64 elsewhere, which takes long."""
+
+
+def rms_of(stacks: Sequence[Tensor], device: torch.device) -> Tensor:
+    """The root mean square of each row in a list of stacks of them, in float64 and at any scale.
+
+    Not finite where an entry is not, unless it is infinite and in none of the places that are looked at at great
+    scales; and where it cannot be told from zero.
+    """
+    if not stacks:
+        return torch.zeros(0, dtype=torch.float64, device=device)
+    samples = [rows[:, :: rows.shape[1] // SAMPLE | 1] for rows in stacks]  # an odd step looks into all columns
+    usual, rough = _rms(stacks), _rms(samples, torch.float64)
+    low, high = SAFE_RMS
+    return torch.where((usual <= low) | (usual >= high), torch.where(rough > 0, rough, math.inf), usual)
+
+
+def _rms(stacks: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
     # All of a single row at once is quicker.
-    norms = [torch.linalg.vector_norm(rows, dim=1 if len(rows) > 1 else None, dtype=torch.float64) for rows in stacks]
-    lengths = cat([norm.view(-1) for norm in norms])
+    norms = [torch.linalg.vector_norm(rows, dim=1 if len(rows) > 1 else None, dtype=dtype) for rows in stacks]
+    lengths = cat([norm.view(-1) for norm in norms]).double()
     roots = tuple(rows.shape[1] ** 0.5 for rows in stacks for _ in range(len(rows)))
     return lengths / _constant(roots, lengths.dtype, lengths.device)
 

@@ -45,14 +45,17 @@ def buffers(params: list[Tensor], states: list[State]) -> list[Tensor]:
     return [local(state["momentum_buffer"]) for state in states]
 
 
-def averaged(
-    params: list[Tensor], states: list[State], new: list[Tensor], momentum: float, gates: Tensor
-) -> list[Tensor]:
-    """``B <- momentum B + (1 - momentum) G``; gives Nesterov's look ahead, the same once more, in the memory of G."""
-    average = buffers(params, states)
-    torch._foreach_lerp_(average, new, added(1 - momentum, gates))
-    torch._foreach_lerp_(new, average, momentum)
-    return new
+def look_ahead(params: list[Tensor], states: list[State], new: list[Tensor], momentum: float) -> None:
+    """G becomes Nesterov's ``momentum B' + (1 - momentum) G``, where B' is what the average B will be by G."""
+    torch._foreach_lerp_(new, buffers(params, states), momentum**2)
+
+
+def remember(params: list[Tensor], states: list[State], ahead: list[Tensor], momentum: float, gates: Tensor) -> None:
+    """``B <- momentum B + (1 - momentum) G``, from the A of :func:`look_ahead`: ``(momentum B + A) / (1 + momentum)``.
+
+    In that order what is not finite is noticed before it is in the average.
+    """
+    torch._foreach_lerp_(buffers(params, states), ahead, added(1 / (1 + momentum), gates))
 
 
 def decay(params: list[Tensor], amount: float, gates: Tensor) -> None:
@@ -62,9 +65,9 @@ def decay(params: list[Tensor], amount: float, gates: Tensor) -> None:
 
 
 def decoupled(params: list[Tensor], directions: list[Tensor], lengths: Tensor, group: State, gates: Tensor) -> None:
-    """``W <- (1 - lr weight_decay) W - lr length direction``"""
+    """``W <- (1 - lr weight_decay) W - lr length direction``, where a length is 0 with its gate."""
     decay(params, group["lr"] * group["weight_decay"], gates)
-    torch._foreach_addcmul_([local(p) for p in params], directions, added(-group["lr"], gates * lengths))
+    torch._foreach_addcmul_([local(p) for p in params], directions, added(-group["lr"], lengths))
 
 
 def gathered_speed(

@@ -146,24 +146,28 @@ class Stepping(Optimizer):
         group, stacks, sharing = moving[0].group, self._computed_here(moving), self._sharing
         mine = [move for stack in stacks for move in stack]
         found = [self._preconditioned(stack).contiguous() for stack in stacks]
-        flat = [directions.view(len(stack), -1) for directions, stack in zip(found, stacks, strict=True)]
-        gates = self._gates(mine, flat, largest, ok)
-        for directions in found:
-            directions.nan_to_num_(0.0, 0.0, 0.0)
         of_layers = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in ds.chunk(len(stack)))
         parts = parts_of(mine, of_layers)
         if sharing.ranks.is_sharded:
             if sharing.stores_apart:
-                parts, table = sharing.exchanged(moving, mine, parts, gates)
-                mine, gates = moving, table[:, 0] > 0
+                parts, _ = sharing.exchanged(moving, mine, parts, ok.expand(len(mine)))
+                mine = moving
             parts = [replace(part, direction=share(part.direction, part.p).contiguous()) for part in parts]
+            found = [part.direction for part in parts]
+        kinds = _kinds(parts)
         if not self._precondition_only:
-            for same in _kinds(parts):
-                self._look_ahead(same, group["momentum"], for_parts(gates, same))
+            for same in kinds:
+                self._look_ahead(same, group["momentum"])
         if sharing.ranks.is_sharded:
             rms = rms_of_shares(parts, [move.tracked.layer for move in mine], sharing.ranks)
         else:
-            rms = rms_of(flat) if flat else gates.double()
+            rms = rms_of([ds.view(len(stack), -1) for ds, stack in zip(found, stacks, strict=True)], ok.device)
+        gates = self._gates(mine, rms, largest, ok)
+        for directions in found:
+            directions.nan_to_num_(0.0, 0.0, 0.0)
+        if not self._precondition_only:
+            for same in kinds:
+                self._remember(same, group["momentum"], for_parts(gates, same))
         lengths = group["step_rms"] / rms.clamp(min=torch.finfo(torch.float32).tiny)
         if moving[0].tracked.layer.weight.dtype in HALF:  # whose range is too small for directions as they are
             for part in parts:
@@ -171,29 +175,39 @@ class Stepping(Optimizer):
             lengths = torch.ones_like(lengths)
         if sharing.moves_apart:
             parts, table = sharing.exchanged(moving, mine, parts, lengths, gates)
-            lengths, gates = table[:, 0], table[:, 1] > 0
-        for same in _kinds(parts):
-            moves, own = [part.direction.to(part.p.dtype) for part in same], for_parts(gates, same)
+            lengths, gates, kinds = table[:, 0], table[:, 1], _kinds(parts)
+        lengths = gates * lengths.nan_to_num(0.0, 0.0, 0.0)
+        for same in kinds:
+            moves, own, far = (
+                [part.direction.to(part.p.dtype) for part in same],
+                for_parts(gates, same),
+                for_parts(lengths, same),
+            )
             if self._precondition_only:
-                _replace_gradients(same, torch._foreach_mul(moves, [*for_parts(lengths, same).unbind()]), own)
+                _replace_gradients(same, torch._foreach_mul(moves, [*far.unbind()]), own)
             else:
-                rules.decoupled([part.p for part in same], moves, for_parts(lengths, same), same[0].group, own)
+                rules.decoupled([part.p for part in same], moves, far, same[0].group, own)
 
-    def _gates(self, moving: list[Move], flat: list[Tensor], largest: Peaks, ok: Tensor) -> Tensor:
-        """Which layers may move. One without any gradient stays: its average would shrink, while its step would not."""
+    def _gates(self, moving: list[Move], rms: Tensor, largest: Peaks, ok: Tensor) -> Tensor:
+        """1 for layers that may move. One without any gradient stays: its average would shrink, its step would not."""
         if not moving:
-            return ok.expand(0)
-        finite = cat([rows.sum(1) for rows in flat]).isfinite()
+            return rms
         peaks = by_layer(largest.values, [[largest.place[p] for p in move.groups] for move in moving])
-        return ok.to(finite.device) & finite & (peaks.amax(1) > 0).to(finite.device)
+        may = ok & (peaks.amax(1) > 0)
+        return (may.to(rms.device) & rms.isfinite()).to(rms.dtype)
 
-    def _look_ahead(self, parts: list[Part], momentum: float, gates: Tensor) -> None:
+    def _look_ahead(self, parts: list[Part], momentum: float) -> None:
         """Directions become what Nesterov's average of them will be a step later, in place."""
         new = [part.direction.to(part.p.dtype) for part in parts]
-        rules.averaged([part.p for part in parts], [self.state[part.p] for part in parts], new, momentum, gates)
+        rules.look_ahead([part.p for part in parts], [self.state[part.p] for part in parts], new, momentum)
         for part, ahead in zip(parts, new, strict=True):
             if ahead is not part.direction:
                 part.direction.copy_(ahead)
+
+    def _remember(self, parts: list[Part], momentum: float, gates: Tensor) -> None:
+        """The average takes in what :meth:`_look_ahead` was given, if it is finite."""
+        ahead = [part.direction.to(part.p.dtype) for part in parts]
+        rules.remember([part.p for part in parts], [self.state[part.p] for part in parts], ahead, momentum, gates)
 
     def _move_naturally(self, moving: list[Move], ok: Tensor) -> Tensor:
         """``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, all layers or none."""
