@@ -14,6 +14,7 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
+import functools
 import statistics
 import time
 from collections.abc import Callable
@@ -24,44 +25,44 @@ import torch
 from torch import Tensor
 
 from gnomon.experiments.bench_models import MODELS
-from gnomon.groups import base, dense, products
-from gnomon.optim import INGD, factors, moves, rules, square
+from gnomon.groups import base
+from gnomon.optim import INGD, moves, rules, square
 
 torch.set_num_threads(1)
+
+Forms = tuple[Callable[[], None], Callable[[], None]]
+"""As it is, and compiled."""
 
 WARM_UP = 20  # steps, each with an update; so has the next one
 PROBES = {k: base.probe(k, torch.float32, torch.device("cpu")) for k in (785, 513, 512, 10)}
 
 
 def make_traceable() -> None:
-    """Stand-ins for what breaks graphs: lerp by tensors, tensors that are kept, products into parts of a matrix."""
+    """Stand-ins for what breaks graphs: lerp by tensors, tensors that are kept, writing into parts of a matrix."""
 
     def lerp(tensors: list[Tensor], ends: list[Tensor], weights: Any) -> None:
         for i, tensor in enumerate(tensors):
             tensor.lerp_(ends[i], weights[i] if isinstance(weights, (tuple, list)) else weights)
 
-    def opaque(plain: Callable[..., Tensor]) -> Callable[..., Tensor]:
-        name, schema = f"gnomon::{plain.__name__}", "(Tensor a, Tensor b) -> Tensor"
-        operator = torch.library.custom_op(name, plain, mutates_args=(), schema=schema)
-        operator.register_fake(lambda a, b: products._empty(a, products._shape(a, b)))
-        return lambda a, b: operator(a, b) if torch.compiler.is_compiling() else plain(a, b)
-
     vars(moves)["_constant"] = lambda values, dtype, device: torch.tensor(values, dtype=dtype, device=device)
     vars(torch._dynamo.polyfills)["foreach_lerp_inplace"] = lerp  # torch's own takes no tensors for weights
-    stand_ins = {f.__name__: opaque(f) for f in (products.product, products.symmetric_product)}
-    stand_ins["probe"] = lambda k, *_: PROBES[k]
-    plain = products.mirror
-    stand_ins["mirror"] = lambda m: m.tril() + m.tril(-1).mT if torch.compiler.is_compiling() else plain(m)
-    for module in (base, dense, factors, square):
-        vars(module).update({name: stand_ins[name] for name in vars(module).keys() & stand_ins.keys()})
+    plain = vars(square)["mirror"]
+    vars(square)["mirror"] = lambda m: m.tril() + m.tril(-1).mT if torch.compiler.is_compiling() else plain(m)
+    vars(square)["probe"] = lambda k, *_: PROBES[k]
 
 
-def update(optimizer: INGD, tracked: moves.Tracked) -> Callable[[], None]:
-    ok = torch.ones((), dtype=torch.bool)
-    return lambda: optimizer._update([tracked], optimizer.param_groups[0], ok)
+def update(optimizer: INGD, tracked: moves.Tracked) -> Forms:
+    """As it is, and by ``compile=True``; for dense factors that would not be heeded."""
+    ok, group = torch.ones((), dtype=torch.bool), optimizer.param_groups[0]
+
+    def run(compiles: bool) -> None:
+        vars(optimizer)["_compiles"] = lambda factors: compiles
+        optimizer._update([tracked], group, ok)
+
+    return functools.partial(run, False), functools.partial(run, True)
 
 
-def step(optimizer: INGD, tracked: moves.Tracked) -> Callable[[], None]:
+def step(optimizer: INGD, tracked: moves.Tracked) -> Forms:
     """The direction, Nesterov's average, its length, decay and move."""
     group, layer, rows = optimizer.param_groups[0], tracked.layer, tracked.rows
     params, states = [p.detach() for p in layer.parameters], [optimizer.state[p] for p in layer.parameters]
@@ -78,13 +79,15 @@ def step(optimizer: INGD, tracked: moves.Tracked) -> Callable[[], None]:
             found = times("C", rows[1]).mT @ times("K", rows[0])
         else:
             found = times("K", times("C", layer.matrix(*gradients).mT).mT).contiguous()
-        flat = [found.view(1, -1)]
-        gates = flat[0].sum(1).isfinite().to(found.dtype).expand(len(params))
-        parts = layer.tensors(found.nan_to_num_(0.0, 0.0, 0.0))
-        rules.averaged(params, states, parts, group["momentum"], gates)
-        rules.decoupled(params, parts, (group["step_rms"] / moves.rms_of(flat)).to(found.dtype), group, gates)
+        parts = layer.tensors(found)
+        rules.look_ahead(params, states, parts, group["momentum"])
+        rms = moves.rms_of([found.view(1, -1)], found.device)
+        gates = rms.isfinite().to(found.dtype).expand(len(params))
+        found.nan_to_num_(0.0, 0.0, 0.0)
+        rules.remember(params, states, parts, group["momentum"], gates)
+        rules.decoupled(params, parts, (gates * group["step_rms"] / rms).to(found.dtype), group, gates)
 
-    return run
+    return run, torch.compile(run, fullgraph=True)
 
 
 def seconds(function: Callable[[], object], repeat: int = 1) -> float:
@@ -94,7 +97,7 @@ def seconds(function: Callable[[], object], repeat: int = 1) -> float:
     return (time.process_time() - start) / repeat
 
 
-def measure(structure: str, index: int, build: Callable[..., Callable[[], None]], rounds: int) -> dict[str, Any]:
+def measure(structure: str, index: int, build: Callable[..., Forms], rounds: int) -> dict[str, Any]:
     model = MODELS["mlp"]
     network, batch = model.build(), model.batch()
     optimizer = INGD(network, structure=structure)
@@ -107,8 +110,7 @@ def measure(structure: str, index: int, build: Callable[..., Callable[[], None]]
     samples: dict[str, list[float]] = {"eager": [], "compiled": []}
     torch._dynamo.reset()
     with torch.no_grad():
-        eager = build(optimizer, tracked)
-        compiled = torch.compile(eager, fullgraph=True)
+        eager, compiled = build(optimizer, tracked)
         start = time.perf_counter()
         compiled()
         compilation = time.perf_counter() - start
@@ -129,7 +131,7 @@ def main() -> None:
     options = parser.parse_args()
     make_traceable()
     torch._inductor.config.force_disable_caches = True  # so that each run compiles
-    cases = [(s, i, f) for f in (step, update) for s in ("dense", "diagonal", "arrow") for i in (0, 1)]
+    cases = [(s, i, f) for f in (step, update) for s in ("dense", "diagonal", "arrow", "heisenberg") for i in (0, 1)]
     results = [measure(*case, options.rounds) for case in cases]
     rows = []
     for r in results:

@@ -12,13 +12,6 @@ from .base import Element, Group, positive_size
 from .dense import Dense
 
 
-def _product(rows: Tensor, symmetric: Tensor, scratch: Tensor | None) -> Tensor:
-    """``rows symmetric``, each matrix in memory as the rows are, in that of ``scratch`` if it is given."""
-    if rows.stride(-1) == 1:
-        return torch.matmul(rows, symmetric, out=_beginning(scratch, rows.shape))
-    return torch.matmul(symmetric, rows.mT, out=_beginning(scratch, rows.mT.shape)).mT
-
-
 def _beginning(memory: Tensor | None, shape: torch.Size) -> Tensor | None:
     """The first numbers of dense memory, whatever their order was."""
     return None if memory is None else memory.as_strided((shape.numel(),), (1,)).view(shape)
@@ -70,6 +63,9 @@ class BlockDiagonal(Group):
     def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return self._join(self._each(lambda g, a, x: (g.apply(a, x[0], transpose),), a, self._split(rows)))
 
+    def gram(self, a: Element, x: Tensor) -> Element:
+        return self._each(lambda g, a, x: g.gram(a, x[0]), a, self._split(x))
+
     def squared(self, a: Element) -> Element:
         return self._each(Dense.squared, a)
 
@@ -78,8 +74,13 @@ class BlockDiagonal(Group):
     ) -> Tensor:
         if not overwrite or rows.shape[:-2] != self.batch_shape(square):
             return self._join(tuple(x @ blocks for x, blocks in zip(self._split(rows), square, strict=True)))
+        if scratch is not None and rows.stride(-1) != 1:
+            for x, blocks, result in zip(self._split(rows), square, self._split(scratch), strict=True):
+                torch.matmul(blocks, x.mT, out=result.mT)
+            return scratch
         for x, blocks in zip(self._split(rows), square, strict=True):
-            x.copy_(_product(x, blocks, scratch))  # quicker than to write strided blocks at once
+            # Quicker than to write strided blocks at once.
+            x.copy_(torch.matmul(x, blocks, out=_beginning(scratch, x.shape)))
         return rows
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:

@@ -316,7 +316,7 @@ def _half_projected(group: Group, a: Element, sight: Sight, damping: Tensor, lim
         assert sight.seen is not None
         m = _weighted(group.damped(a, damping), sight.seen, sight.weight)
     m = group.steepest(group.subtract_identity(m))
-    if math.isfinite(limit):
+    if limit < math.inf:
         scale = (limit / group.norm_estimate(m)).clamp(max=rate)
         return tuple(block.mul_(align(scale, block)) for block in m)
     return m if rate == 1 else tuple(block.mul_(rate) for block in m)

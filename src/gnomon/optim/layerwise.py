@@ -19,6 +19,7 @@ from .gathering import Gathering
 from .layers import Approximation, Matrix, ModuleLayer, find_matrices
 from .moves import Move, Peaks, Tracked, alike, cat
 from .ranks import local, sharded_as
+from .renewal import finite_layers
 from .settings import (
     GROWTH,
     SCHEDULABLE,
@@ -385,8 +386,7 @@ class LayerwiseOptimizer(Gathering):
 
     def _finite_blocks(self, stack: list[Tracked], tensors: Iterable[Tensor], ok: Tensor) -> Tensor:
         """Whether each block may be updated; a layer's blocks all or none. Layers that may not are counted."""
-        sums = [tensor.sum(tuple(range(1, tensor.ndim))) for tensor in tensors]  # not finite where an entry is not
-        finite = torch.stack(sums).isfinite().all(0).view(len(stack), -1).all(1)
+        finite = finite_layers(tensors, len(stack))
         ok = ok.to(finite.device)
         self._count("skipped_updates", (ok & ~finite).sum())
         return (ok & finite).repeat_interleave(stack[0].layer.blocks)
