@@ -18,6 +18,7 @@ from gnomon import groups
 from gnomon.groups import Group, products, symmetric
 from gnomon.optim import INGD, KFAC, forms
 from gnomon.optim.factors import Covariance, KroneckerFactors, Rows, Seen, Statistics, moment
+from gnomon.optim.moves import rms_of
 from gnomon.optim.shortcut import VERDICT, Shortcut
 from gnomon.optim.structures import NAMES
 from gnomon.testing import random_algebra, random_element
@@ -250,6 +251,24 @@ def test_the_norm_of_an_algebra_element(structure, scale):
         assert (found <= 2 * true).all()
         nothing = group.norm_estimate(tuple(torch.zeros_like(block) for block in blocks))
         assert nothing.abs().max() < 1e-30
+
+
+@pytest.mark.parametrize("scale", [1e-32, 1e-17, 1e-14, 1.0, 1e14, 1e17, 1e32])
+def test_the_root_mean_square_of_directions(scale):
+    torch.manual_seed(0)
+    stacks = [scale * torch.randn(shape) for shape in ((1, 50_001), (3, 700), (1, 5000), (2, 1))]
+    true = torch.cat([rows.double().square().mean(1).sqrt() for rows in stacks])
+    found = rms_of(stacks, stacks[0].device)
+    assert found.dtype == F64
+    if 1e-15 < scale < 1e15:
+        close(found, true, 1e-6)
+    else:
+        close(found[:-2], true[:-2], 0.05)  # of a single number the mean magnitude says nothing
+        assert ((found / true) > 0.5).all()
+        assert ((found / true) < 2).all()
+    stacks[0][0, 1234] = math.nan
+    assert rms_of(stacks, stacks[0].device).isfinite().tolist() == [False] + 6 * [True]
+    assert (rms_of([0 * rows for rows in stacks[1:]], stacks[0].device) == 0).all()
 
 
 @pytest.mark.parametrize("n", [3, 12])

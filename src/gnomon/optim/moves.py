@@ -157,29 +157,33 @@ def by_layer(values: Tensor, places: list[list[int]]) -> Tensor:
 SAFE_RMS = 1e-15, 1e15
 """Between these squares in float32 neither vanish nor overflow, in a sum that counts."""
 SAMPLE = 2**12
-"""From how many numbers a root mean square is estimated in float64 elsewhere, which takes long."""
+"""From how many numbers a root mean square is estimated elsewhere; in float64 all of them would take long."""
+
+NORMAL = (2 / math.pi) ** 0.5
+"""The mean magnitude of normal numbers, over their root mean square."""
 
 
 def rms_of(stacks: Sequence[Tensor], device: torch.device) -> Tensor:
     """The root mean square of each row in a list of stacks of them, in float64 and at any scale.
 
-    Not finite where an entry is not, unless it is infinite and in none of the places that are looked at at great
-    scales; and where it cannot be told from zero.
+    Beyond the scales of ``SAFE_RMS`` it is the mean magnitude in a sample, as normal numbers have it. Not finite where
+    an entry is not, unless that is infinite and not in the sample.
     """
     if not stacks:
         return torch.zeros(0, dtype=torch.float64, device=device)
     samples = [rows[:, :: rows.shape[1] // SAMPLE | 1] for rows in stacks]  # an odd step looks into all columns
-    usual, rough = _rms(stacks), _rms(samples, torch.float64)
+    norms = [_norms(rows, 2) for rows in stacks] + [_norms(sample, 1) for sample in samples]
+    roots = [rows.shape[1] ** 0.5 for rows in stacks for _ in range(len(rows))]
+    sizes = [sample.shape[1] * NORMAL for sample in samples for _ in range(len(sample))]
+    lengths = torch.cat(norms).double()
+    usual, rough = (lengths / _constant((*roots, *sizes), lengths.dtype, lengths.device)).chunk(2)
     low, high = SAFE_RMS
-    return torch.where((usual <= low) | (usual >= high), torch.where(rough > 0, rough, math.inf), usual)
+    return torch.where((usual <= low) | (usual >= high), rough, usual)
 
 
-def _rms(stacks: Sequence[Tensor], dtype: torch.dtype | None = None) -> Tensor:
+def _norms(rows: Tensor, order: int) -> Tensor:
     # All of a single row at once is quicker.
-    norms = [torch.linalg.vector_norm(rows, dim=1 if len(rows) > 1 else None, dtype=dtype) for rows in stacks]
-    lengths = cat([norm.view(-1) for norm in norms]).double()
-    roots = tuple(rows.shape[1] ** 0.5 for rows in stacks for _ in range(len(rows)))
-    return lengths / _constant(roots, lengths.dtype, lengths.device)
+    return torch.linalg.vector_norm(rows, order, dim=1 if len(rows) > 1 else None).view(-1)
 
 
 def rms_of_shares(parts: list[Part], layers: Sequence[Layer], ranks: Ranks) -> Tensor:

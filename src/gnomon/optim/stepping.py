@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
@@ -194,7 +195,7 @@ class Stepping(Optimizer):
             return rms
         peaks = by_layer(largest.values, [[largest.place[p] for p in move.groups] for move in moving])
         may = ok & (peaks.amax(1) > 0)
-        return (may.to(rms.device) & rms.isfinite()).to(rms.dtype)
+        return (may.to(rms.device) & (rms > 0) & (rms < math.inf)).to(rms.dtype)
 
     def _look_ahead(self, parts: list[Part], momentum: float) -> None:
         """Directions become what Nesterov's average of them will be a step later, in place."""
