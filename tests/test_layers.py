@@ -141,6 +141,25 @@ def test_rows_that_are_left_out_are_made_up_for(size):
     torch.testing.assert_close(found[0], found[1])
 
 
+def test_positions_say_more_than_as_many_rows_of_fewer_samples():
+    """Of smooth images, where neighbours are alike."""
+    torch.manual_seed(0)
+    layer = layer_of(nn.Conv2d(3, 2, 3, padding=1, bias=False))
+    images = nn.functional.avg_pool2d(torch.randn(512, 3, 20, 20, dtype=torch.float64), 5, 1)  # of 16 x 16 pixels
+    g = torch.zeros(512, 2, 16, 16)
+
+    def moment(x, g, every=1):
+        rows = layer.rows(x, g, every=every)[0]
+        return rows.mT @ rows / rows.shape[1]
+
+    true, distance = moment(images, g), torch.zeros(2)
+    for batch in range(0, 512, 16):
+        x, zeros = images[batch : batch + 16], g[:16]
+        found = moment(x, zeros, every=2), moment(x[::4], zeros[::4])
+        distance += torch.stack([torch.linalg.matrix_norm(m - true).squeeze() for m in found])
+    assert distance[0] < 0.7 * distance[1]
+
+
 def test_a_transposed_weight_is_trained_as_a_linear_layer():
     torch.manual_seed(0)
     linear, other = nn.Linear(5, 3), Conv1D(3, 5)

@@ -128,27 +128,33 @@ class BlockTriangular(Group):
         self._become_product(result, square)
         return result
 
-    def _become_product(self, rows: Tensor, square: Element, more: tuple[Tensor, Tensor] | None = None) -> None:
-        """Rows x become ``A A^T x``, and a row of the product ``more`` is added to each."""
+    def _become_product(self, rows: Tensor, square: Element, more: tuple[Tensor, Tensor] | None = None) -> Tensor:
+        """Rows x become ``A A^T x``; with ``more``, U and V, ``U V`` is added, and ``X V^T`` of the old rows is given.
+
+        All that is thin is read and added in one pass: memory is what it takes.
+        """
         thin, other = square[0], square[1:]
         x_s, x_t = self._split(rows)
-        inner = _product(rows, thin.mT)
         if self._source_is_thin:
+            wide = thin if more is None else torch.cat([thin, more[1]], -2)
+            inner = _product(rows, wide.mT)
+            within, back = inner[..., : self.source.k], inner[..., self.source.k :]
             _assign(x_t, self.target.times_square(other, x_t, overwrite=True))
             x_s.zero_()
-            # One pass for both: memory is what it takes.
-            both = (inner, thin) if more is None else (torch.cat([inner, more[0]], -1), torch.cat([thin, more[1]], -2))
-            _add_product(rows, *both)
-            return
-        crossed, kept = self._split(thin)[0], x_t.clone()
+            _add_product(rows, within if more is None else torch.cat([within, more[0]], -1), wide)
+            return back
+        back = rows[..., :0] if more is None else _product(rows, more[1].mT)
+        (across, own), kept = self._split(thin), x_t.clone()
         if isinstance(self.source, BlockTriangular):
-            self.source._become_product(x_s, other, (kept, crossed))
+            inner = self.source._become_product(x_s, other, (kept, across))
         else:
+            inner = _product(x_s, across.mT)
             _assign(x_s, self.source.times_square(other, x_s, overwrite=True))
-            _add_product(x_s, kept, crossed)
-        x_t.copy_(inner)
+            _add_product(x_s, kept, across)
+        x_t.copy_(inner + kept @ own.mT)
         if more is not None:
             _add_product(rows, *more)
+        return back
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         a_s, a_t, coupling = self._open(a)

@@ -92,7 +92,7 @@ class INGD(LayerwiseOptimizer):
             ``curvature="kfac"`` and a running one with ``"gradient"``.
         growing_intervals: whether updates are more frequent at first.
         subsample: whether statistics may come from one sample in two to four, where there are many more rows than
-            the factors are large.
+            the factors are large, and those of convolutions by positions from every second one along each axis.
         convention: ``"outside"`` keeps b1 out of the momentum, ``m <- a1 m + (...)``, ``K <- K Exp(-b1 m)``, which
             differs where b1 changes.
         precond_dtype: type of the factors; half precision is rounded at random, seeded by ``seed``. None is that of
