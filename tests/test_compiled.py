@@ -19,11 +19,11 @@ def trained(structure, **settings):
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled.cache_clear()
-    model = nn.Sequential(nn.Linear(11, 10), nn.Tanh(), nn.Linear(10, 9)).double()
+    model = nn.Sequential(nn.Linear(19, 18), nn.Tanh(), nn.Linear(18, 17)).double()
     optimizer = INGD(model, update_every=2, structure=structure, **settings)
     for _ in range(9):
         optimizer.zero_grad()
-        model(torch.randn(6, 11, dtype=F64)).square().sum().backward()
+        model(torch.randn(6, 19, dtype=F64)).square().sum().backward()
         optimizer.step()
     return [p.detach() for p in model.parameters()], torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
