@@ -45,8 +45,8 @@ CHOSEN = (
     "One seed. INGD's defaults (learning rate, momentum, damping, weight decay, how often factors are updated) were "
     "chosen on these three tasks by the very measures shown, the CNN's by its test error, and its three rates after "
     "six had been run. How fast a dense factor follows, and without momentum, was chosen by the GPT of "
-    "docs/results/gpt.md; INGD's runs of the CNN at 0.005 and 0.05, and times in turns, are of its earlier update, "
-    "with momentum. The neighbours had five rates each and their own defaults for the rest. So the figures favour INGD."
+    "docs/results/gpt.md; times in turns are of INGD's earlier update, with momentum. The neighbours had five rates "
+    "each and their own defaults for the rest. So the figures favour INGD."
 )
 
 

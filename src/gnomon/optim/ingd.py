@@ -99,8 +99,8 @@ class INGD(LayerwiseOptimizer):
             the weight, and float32 at least.
         memory: ``"low"`` stores symmetric matrices to one half, no products between updates and, on CPUs, no room for
             directions between steps: less state, more work.
-        compile: whether updates of sparse factors are compiled by ``torch.compile``: they take a half to a seventh of
-            the time, after half a minute or so for each shape at first. Other factors are updated as without it.
+        compile: whether updates of sparse factors are compiled by ``torch.compile``: they take about a third of the
+            time, after up to half a minute for each shape at first. Other factors are updated as without it.
         max_dim: a factor of a larger size is diagonal.
         fallback: how other parameters are trained, ``"adamw"`` or ``"sgd"``.
         fallback_lr: their learning rate, that of the layers unless given.
