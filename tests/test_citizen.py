@@ -830,9 +830,10 @@ def test_natural_directions_that_overflow_are_not_taken():
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("settings", [{}, {"kl_clip": 1e-3}, {"preset": "paper"}])
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
-def test_a_loss_that_is_not_finite_changes_nothing(kind, settings, bad):
-    data = batches(9)
-    model, twin = perceptron(), perceptron()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_loss_that_is_not_finite_changes_nothing(kind, settings, bad, dtype):
+    data = batches(9, dtype)
+    model, twin = perceptron(dtype), perceptron(dtype)
     optimizer, other = kind(model, update_every=1, **settings), kind(twin, update_every=1, **settings)
     train(model, optimizer, data[:4])
     train(twin, other, data[:4])

@@ -169,21 +169,17 @@ class Stepping(Optimizer):
         if not self._precondition_only:
             for same in kinds:
                 self._remember(same, group["momentum"], for_parts(gates, same))
-        lengths = group["step_rms"] / rms.clamp(min=torch.finfo(torch.float32).tiny)
+        lengths = gates * (group["step_rms"] / rms.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(0.0)
         if moving[0].tracked.layer.weight.dtype in HALF:  # whose range is too small for directions as they are
             for part in parts:
                 part.direction = part.direction.float().mul_(lengths[part.layer])
-            lengths = torch.ones_like(lengths)
+            lengths = gates
         if sharing.moves_apart:
             parts, table = sharing.exchanged(moving, mine, parts, lengths, gates)
             lengths, gates, kinds = table[:, 0], table[:, 1], _kinds(parts)
-        lengths = gates * lengths.nan_to_num(0.0, 0.0, 0.0)
         for same in kinds:
-            moves, own, far = (
-                [part.direction.to(part.p.dtype) for part in same],
-                for_parts(gates, same),
-                for_parts(lengths, same),
-            )
+            moves, own = [part.direction.to(part.p.dtype) for part in same], for_parts(gates, same)
+            far = for_parts(lengths, same)
             if self._precondition_only:
                 _replace_gradients(same, torch._foreach_mul(moves, [*far.unbind()]), own)
             else:
