@@ -253,6 +253,11 @@ def test_the_norm_of_an_algebra_element(structure, scale):
         assert nothing.abs().max() < 1e-30
 
 
+def test_the_root_mean_square_of_directions_in_float16():
+    large = torch.full((1, 9999), 6e4, dtype=torch.float16)
+    close(rms_of([large], large.device), large[0, :1].double(), 1e-5)
+
+
 @pytest.mark.parametrize("scale", [1e-32, 1e-17, 1e-14, 1.0, 1e14, 1e17, 1e32])
 def test_the_root_mean_square_of_directions(scale):
     torch.manual_seed(0)
@@ -266,6 +271,10 @@ def test_the_root_mean_square_of_directions(scale):
         close(found[:-2], true[:-2], 0.05)  # of a single number the mean magnitude says nothing
         assert ((found / true) > 0.5).all()
         assert ((found / true) < 2).all()
+    close(rms_of([rows.double() for rows in stacks], stacks[0].device), true)
+    if 1e-14 < scale < 1e4:
+        halved = [rows.bfloat16() for rows in stacks]
+        close(rms_of(halved, stacks[0].device), rms_of([rows.float() for rows in halved], stacks[0].device), 1e-6)
     stacks[0][0, 1234] = math.nan
     assert rms_of(stacks, stacks[0].device).isfinite().tolist() == [False] + 6 * [True]
     assert (rms_of([0 * rows for rows in stacks[1:]], stacks[0].device) == 0).all()

@@ -154,11 +154,10 @@ def by_layer(values: Tensor, places: list[list[int]]) -> Tensor:
     return values[_constant(table, torch.long, values.device)]
 
 
-SAFE_RMS = 1e-15, 1e15
-"""Between these squares in float32 neither vanish nor overflow, in a sum that counts."""
+SAFE_RMS = {torch.float32: (1e-15, 1e15), torch.float64: (1e-140, 1e140)}
+"""Between these no square vanishes or overflows, in a sum that counts."""
 SAMPLE = 2**12
 """From how many numbers a root mean square is estimated elsewhere; in float64 all of them would take long."""
-
 NORMAL = (2 / math.pi) ** 0.5
 """The mean magnitude of normal numbers, over their root mean square."""
 
@@ -166,8 +165,8 @@ NORMAL = (2 / math.pi) ** 0.5
 def rms_of(stacks: Sequence[Tensor], device: torch.device) -> Tensor:
     """The root mean square of each row in a list of stacks of them, in float64 and at any scale.
 
-    Beyond the scales of ``SAFE_RMS`` it is the mean magnitude in a sample, as normal numbers have it. Not finite where
-    an entry is not, unless that is infinite and not in the sample.
+    Beyond the scales of ``SAFE_RMS`` (of float32 for half precision) it is the mean magnitude in a sample, as normal
+    numbers have it. Not finite where an entry is not, unless that is infinite and not in the sample.
     """
     if not stacks:
         return torch.zeros(0, dtype=torch.float64, device=device)
@@ -175,15 +174,14 @@ def rms_of(stacks: Sequence[Tensor], device: torch.device) -> Tensor:
     norms = [_norms(rows, 2) for rows in stacks] + [_norms(sample, 1) for sample in samples]
     roots = [rows.shape[1] ** 0.5 for rows in stacks for _ in range(len(rows))]
     sizes = [sample.shape[1] * NORMAL for sample in samples for _ in range(len(sample))]
-    lengths = torch.cat(norms).double()
+    lengths, (low, high) = torch.cat(norms).double(), SAFE_RMS[norms[0].dtype]
     usual, rough = (lengths / _constant((*roots, *sizes), lengths.dtype, lengths.device)).chunk(2)
-    low, high = SAFE_RMS
     return torch.where((usual <= low) | (usual >= high), rough, usual)
 
 
 def _norms(rows: Tensor, order: int) -> Tensor:
-    # All of a single row at once is quicker.
-    return torch.linalg.vector_norm(rows, order, dim=1 if len(rows) > 1 else None).view(-1)
+    dim = 1 if len(rows) > 1 else None  # all of a single row at once is quicker
+    return torch.linalg.vector_norm(rows, order, dim, dtype=torch.promote_types(rows.dtype, torch.float32)).view(-1)
 
 
 def rms_of_shares(parts: list[Part], layers: Sequence[Layer], ranks: Ranks) -> Tensor:
