@@ -5,7 +5,9 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD
-from gnomon.optim.layers import SpatialLayer, Thinning, is_known, layer_of
+from gnomon.optim.layers import Thinning
+from gnomon.optim.matrices import is_known, layer_of
+from gnomon.optim.spatial import SpatialLayer
 
 
 class Conv1D(nn.Module):

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ..optim import INGD
 from ..optim.capture import Capture
-from ..optim.layers import Approximation, Matrix, ModuleLayer, Thinning, find_matrices
+from ..optim.layers import Approximation, ModuleLayer, Thinning
+from ..optim.matrices import Matrix, find_matrices
 from .bench_models import Model
 
 RATE_SIZE = 512

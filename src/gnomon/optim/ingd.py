@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Collection, Iterable
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from ..groups import Dense, Element, Group, Toeplitz, symmetric
 from ..groups.base import align
 from . import forms
-from .factors import Covariance, Curvature, KroneckerFactors, Sight, joined
+from .costs import costs, square_size
+from .factors import KroneckerFactors, joined
 from .layers import Approximation
 from .layerwise import LayerwiseOptimizer
 from .moves import Tracked, cat
@@ -395,13 +394,13 @@ class INGD(LayerwiseOptimizer):
 
     def _keeps_square(self, group: Group, rows: int, uses: int) -> bool:
         """Whether ``A A^T`` is kept for a use of so many rows; that of a dense A is if it pays."""
-        if self._is_frugal or not _square_size(group):
+        if self._is_frugal or not square_size(group):
             return False
         return type(group) is not Dense or forms.keep_product(group.k, rows, uses)
 
     def _square(self, stack: list[Tracked], side: Literal["K", "C"], group: Group, dtype: torch.dtype) -> Element:
         """``A A^T``, kept until A changes, unless it is A itself or memory is short."""
-        if self._is_frugal or not _square_size(group):
+        if self._is_frugal or not square_size(group):
             return group.squared(self._factor(stack, side, dtype))
         place = dtype, stack[0].layer.weight.device
         if any(side not in t.cache or (t.cache[side][0].dtype, t.cache[side][0].device) != place for t in stack):
@@ -441,7 +440,7 @@ class INGD(LayerwiseOptimizer):
         layer, factors = tracked.layer, tracked.factors
         numbers = sum(math.prod(shape) for shape in self._owned_shapes(tracked).values())
         kept = numbers * self._stored_dtype(tracked).itemsize + self._square_bytes(tracked)
-        update, step = _costs(factors, layer.blocks, self._fixed["order"])
+        update, step = costs(factors, layer.blocks, self._fixed["order"])
         kind = f"INGD, {'kfac' if tracked.views else 'gradient'} curvature"
         blocks = f"{layer.blocks} of " if layer.blocks > 1 else ""
         return Row(
@@ -459,7 +458,7 @@ class INGD(LayerwiseOptimizer):
         """Of what is kept of ``K K^T`` and ``C C^T`` between updates."""
         layer, factors = tracked.layer, tracked.factors
         sides, uses = ((factors.left, layer.d), (factors.right, layer.p)), self.param_groups[0]["update_every"]
-        kept = sum(_square_size(group) for group, rows in sides if self._keeps_square(group, rows, uses))
+        kept = sum(square_size(group) for group, rows in sides if self._keeps_square(group, rows, uses))
         return layer.blocks * kept * torch.promote_types(self._stored_dtype(tracked), layer.weight.dtype).itemsize
 
 
@@ -470,47 +469,3 @@ def _side(tracked: Tracked, name: Literal["K", "C"]) -> Group:
 def _key(name: str, group: Group) -> str:
     """Under which a factor is in the state: K, or KK for ``K K^T``."""
     return 2 * name if isinstance(group, Square) else name
-
-
-@functools.lru_cache(maxsize=256)
-def _square_size(group: Group) -> int:
-    """How many numbers ``A A^T`` takes beside A; none where it is applied by A itself."""
-    a = group.identity((1,), device="meta")
-    square = group.squared(a)
-    return 0 if square is a else sum(block.numel() for block in square)
-
-
-@functools.lru_cache(maxsize=256)
-def _costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int]:
-    """Multiplications of an update of both factors and of preconditioning a matrix, counted on tensors without data.
-
-    The update is one from many rows; few make that of a dense factor cheaper.
-    """
-    groups = (factors.left, factors.right)
-    k, c = (group.identity((blocks,), device="meta") for group in groups)
-    ones = torch.ones(blocks, device="meta")
-    entries = blocks * (sum(group.numel for group in groups) + factors.left.k * factors.right.k)
-    with FlopCounterMode(display=False) as counter:
-        seen = [_seen_once(group, a) for group, a in zip(groups, (k, c), strict=True)]
-        pressures = factors.pressure(k, c, Curvature(seen[0], seen[1], ones), 0.1)
-        for group, factor, m in zip(groups, (k, c), pressures, strict=True):
-            group.advance(factor, m, order)
-            if type(group) is Dense:
-                group.squared(factor)
-    update = counter.get_total_flops() // 2
-    with FlopCounterMode(display=False) as counter:
-        matrix = torch.ones(blocks, factors.right.k, factors.left.k, device="meta")
-        for group, factor, rows in ((factors.left, k, matrix), (factors.right, c, matrix.mT)):
-            if isinstance(group, Dense):
-                rows @ factor[0]  # by the product of the factor with itself, which is kept
-            else:
-                group.times_square(group.squared(factor), rows)
-    return update + entries, counter.get_total_flops() // 2 + entries
-
-
-def _seen_once(group: Group, a: Element) -> Sight:
-    """A single row, or a sum of squares where many rows are kept as that."""
-    blocks, k = group.batch_shape(a)[0], group.k
-    rows = torch.ones(blocks, 1, k, device="meta")
-    kept = Covariance(torch.ones(blocks, k, k, device="meta")) if group.keeps_covariance else None
-    return kept.sight(group, a) if kept else Sight(group.seen(a, rows), None, rows.new_ones(blocks), rows.new_ones(()))

@@ -17,7 +17,8 @@ from . import rules
 from .capture import Capture
 from .factors import KroneckerFactors
 from .gathering import Gathering
-from .layers import Approximation, Matrix, ModuleLayer, find_matrices
+from .layers import Approximation, ModuleLayer
+from .matrices import Matrix, find_matrices
 from .moves import Move, Peaks, Tracked, alike, cat
 from .ranks import local, sharded_as
 from .renewal import finite_layers

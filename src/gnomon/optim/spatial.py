@@ -1,0 +1,174 @@
+"""Convolutions as matrices: linear maps of patches, which positions share."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from .layers import Approximation, ModuleLayer
+
+LATTICE_ROWS = 0.4
+"""Rows that positions must leave, over the size of the larger factor: with the ten updates or so that a factor
+remembers they are four times as many as it is large."""
+
+
+class SpatialLayer(ModuleLayer):
+    """Channels first, positions behind them; the samples may be missing."""
+
+    usual_approximation = "reduce"
+
+    @abstractmethod
+    def inputs(self, x: Tensor, every: int = 1, start: int = 0) -> Tensor:
+        """As for any module, at ``every`` such position along each axis from a start."""
+
+    @abstractmethod
+    def outputs(self, g: Tensor, every: int = 1, start: int = 0) -> Tensor:
+        """The same."""
+
+    def _expanded(self, x: Tensor, g: Tensor, every: int) -> tuple[Tensor, Tensor]:
+        x, g = self._batched(x), self._batched(g)
+        starts = range(every)
+        return (
+            torch.cat([self.inputs(x[start::every], every, start).flatten(1, 2) for start in starts], 1),
+            torch.cat([self.outputs(g[start::every], every, start).flatten(1, 2) for start in starts], 1),
+        )
+
+    def _lattice(self, x: Tensor, g: Tensor, ranks: int) -> int:
+        """Every second one, where that leaves rows enough: neighbours see much the same."""
+        dims = self.weight.ndim - 2
+        if self.samples(x) < 2 or min(*x.shape[-dims:], *g.shape[-dims:]) < 2:
+            return 1
+        left = ranks * self.count(x, g, "expand") / 2**dims
+        return 2 if left >= LATTICE_ROWS * max(self.p, self.d) else 1
+
+    def samples(self, x: Tensor) -> int:
+        return self._batched(x).shape[0]
+
+    def _batched(self, x: Tensor) -> Tensor:
+        return x if x.ndim == self.weight.ndim else x.unsqueeze(0)
+
+
+class ConvolutionLayer(SpatialLayer):
+    """``nn.Conv1d``, ``nn.Conv2d`` and ``nn.Conv3d``: a linear map of patches, one for each group of channels.
+
+    With ``average`` the groups are one map to all output channels, of the mean of the groups' patches, as in the
+    paper's runs; the rows then do not give the gradient.
+    """
+
+    def __init__(self, module: Any, **options: bool) -> None:
+        super().__init__(module, **options)
+        self.blocks = 1 if self.average else module.groups
+        self.d = module.out_channels // self.blocks
+        self.p = math.prod(module.weight.shape[1:]) + (self.bias is not None)
+
+    def inputs(self, x: Tensor, every: int = 1, start: int = 0) -> Tensor:
+        m = self.module
+        return _patches(self._prepared(x), m.kernel_size, m.stride, m.dilation, self.blocks, every, start)
+
+    def mean_inputs(self, x: Tensor) -> Tensor:
+        m = self.module
+        return _mean_patches(self._prepared(x), m.kernel_size, m.stride, m.dilation, self.blocks)
+
+    def _prepared(self, x: Tensor) -> Tensor:
+        """The input as patches are cut from it."""
+        m, x = self.module, self._batched(x)
+        if self.average and m.groups > 1:
+            x = x.unflatten(1, (m.groups, -1)).mean(1)  # before the patches are cut: the same, and cheaper
+        return self._padded(x)
+
+    def outputs(self, g: Tensor, every: int = 1, start: int = 0) -> Tensor:
+        return _channels_last(self._batched(g), self.blocks, every, start)
+
+    def _padded(self, x: Tensor) -> Tensor:
+        m = self.module
+        amounts = m._reversed_padding_repeated_twice  # what torch itself pads with, "same" included
+        mode = "constant" if m.padding_mode == "zeros" else m.padding_mode
+        return pad(x, amounts, mode=mode) if any(amounts) else x
+
+
+class TransposedConvolutionLayer(SpatialLayer):
+    """``nn.ConvTranspose1d`` to ``3d``: each input position adds ``W x`` to a patch of the output.
+
+    The bias is not a part of ``W x``, since it is added once to each output position.
+    """
+
+    folds_bias = False
+
+    def __init__(self, module: Any, **options: bool) -> None:
+        super().__init__(module, **options)
+        self.blocks = module.groups
+        self.d = math.prod(module.weight.shape[1:])
+        self.p = module.in_channels // module.groups
+
+    def count(self, x: Tensor, g: Tensor, approximation: Approximation) -> int:
+        return self.samples(x) if approximation == "reduce" else x.numel() // (self.blocks * self.p)
+
+    def inputs(self, x: Tensor, every: int = 1, start: int = 0) -> Tensor:
+        return _channels_last(self._batched(x), self.module.groups, every, start)
+
+    def outputs(self, g: Tensor, every: int = 1, start: int = 0) -> Tensor:
+        """Patches of the gradient, at the places to which the input positions wrote."""
+        m = self.module
+        # Output padding adds places at the end to which no input position wrote.
+        sides = zip(reversed(m.padding), reversed(m.output_padding), strict=True)
+        amounts = [amount for side, extra in sides for amount in (side, side - extra)]
+        g = pad(self._batched(g), amounts)
+        return _patches(g, m.kernel_size, m.stride, m.dilation, m.groups, every, start)
+
+    def _to_matrix(self, weight: Tensor) -> Tensor:
+        return weight.reshape(self.blocks, self.p, self.d).mT
+
+    def _from_matrix(self, matrix: Tensor) -> Tensor:
+        return matrix.mT.reshape(self.weight.shape)
+
+
+def _channels_last(x: Tensor, groups: int, every: int = 1, start: int = 0) -> Tensor:
+    """``(groups, samples, positions, channels)`` from ``(samples, all channels, *positions)``."""
+    if every > 1:
+        x = x[(slice(None),) * 2 + (slice(start, None, every),) * (x.ndim - 2)]
+    return x.reshape(x.shape[0], groups, x.shape[1] // groups, math.prod(x.shape[2:])).permute(1, 0, 3, 2)
+
+
+def _patches(
+    x: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    groups: int,
+    every: int = 1,
+    start: int = 0,
+) -> Tensor:
+    """``(groups, samples, positions, channels * kernel)``: what each position of a convolution sees."""
+    if math.prod(kernel) == 1 and set(stride) == {1}:
+        return _channels_last(x, groups, every, start)
+    for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
+        x = x.narrow(axis, start * step, x.shape[axis] - start * step)
+        x = x.unfold(axis, gap * (size - 1) + 1, every * step)[..., ::gap]
+    dims = len(kernel)
+    x = x.unflatten(1, (groups, -1)).movedim(1, 0).movedim(2, 2 + dims)  # views: the values are copied once, below
+    if math.prod(kernel) <= x.shape[2 + dims]:
+        # A few long copies take a third of the time of many short ones.
+        x, view = x.new_empty(x.shape), x
+        for offset in itertools.product(*map(range, kernel)):
+            place: tuple[Any, ...] = (..., *offset)
+            x[place] = view[place]
+    return x.reshape(groups, x.shape[1], math.prod(x.shape[2 : 2 + dims]), -1)
+
+
+def _mean_patches(
+    x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+) -> Tensor:
+    """The mean of :func:`_patches` over positions, from means along one axis after the other, without patches."""
+    for axis in reversed(range(2, 2 + len(kernel))):
+        size, step, gap = kernel[axis - 2], stride[axis - 2], dilation[axis - 2]
+        last = x.shape[axis] - gap * (size - 1) - 1
+        windows = [x.narrow(axis, gap * offset, last // step * step + 1) for offset in range(size)]
+        strided = [window[(slice(None),) * axis + (slice(None, None, step),)] for window in windows]
+        x = torch.stack([window.mean(axis) for window in strided], axis)
+    return x.reshape(x.shape[0], groups, -1).movedim(1, 0)
