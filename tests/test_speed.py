@@ -253,6 +253,28 @@ def test_the_norm_of_an_algebra_element(structure, scale):
         assert nothing.abs().max() < 1e-30
 
 
+def test_a_step_is_along_nesterovs_average_and_as_long_as_asked():
+    """Against the formulas of INGD's docstring, with factors that do nothing and a step that is skipped."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    optimizer = INGD(model, 0.1, momentum=0.8, weight_decay=0.3, step_rms=0.2, structure="identity")
+    weights = [torch.cat([m.weight, m.bias[:, None]], 1).detach() for m in (model[0], model[2])]
+    averages = [torch.zeros_like(w) for w in weights]
+    for number in range(8):
+        optimizer.zero_grad()
+        (model(torch.randn(6, 5, dtype=F64)).square().sum() * (math.nan if number == 4 else 1)).backward()
+        optimizer.step()
+        for i, m in enumerate((model[0], model[2])):
+            g = torch.cat([m.weight.grad, m.bias.grad[:, None]], 1)
+            if number != 4:
+                averages[i] = 0.8 * averages[i] + 0.2 * g
+                ahead = 0.8 * averages[i] + 0.2 * g
+                weights[i] = (1 - 0.1 * 0.3) * weights[i] - 0.1 * 0.2 * ahead / ahead.square().mean().sqrt()
+            close(torch.cat([m.weight, m.bias[:, None]], 1).detach(), weights[i])
+            close(optimizer.state[m.weight]["momentum_buffer"], averages[i][:, :-1])
+    assert optimizer.skipped_steps == 1
+
+
 def test_the_root_mean_square_of_directions_in_float16():
     large = torch.full((1, 9999), 6e4, dtype=torch.float16)
     close(rms_of([large], large.device), large[0, :1].double(), 1e-5)
