@@ -1,6 +1,7 @@
 """Run a function on several processes that talk to each other, as torchrun would start them."""
 
 import datetime
+import gc
 import multiprocessing
 import tempfile
 from pathlib import Path
@@ -18,6 +19,7 @@ def _run(rank, count, folder, function, arguments, seconds):
     torch.manual_seed(0)
     torch.save(function(rank, count, *arguments), f"{folder}/{rank}.pt")
     dist.barrier()
+    gc.collect()  # a wrapped model that outlives its group can hang or abort the process at its end
     dist.destroy_process_group()
 
 

@@ -6,6 +6,7 @@ measures are means over the ranks, so they all take the steps that one process w
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import socket
@@ -126,6 +127,7 @@ def together(timeout: float) -> Iterator[Ranks]:
             raise SystemExit(1) from None
         raise
     if ranks.several:
+        gc.collect()  # a wrapped model that outlives its Gloo group can hang or abort the process at its end
         dist.destroy_process_group()
 
 
