@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from ..groups import Dense, Element, Group, Toeplitz, symmetric
 from ..groups.base import align
 from . import forms
+from .compiling import can_compile, compiled
 from .costs import costs, square_size
 from .factors import KroneckerFactors, joined
 from .layers import Approximation
 from .layerwise import LayerwiseOptimizer
 from .moves import Tracked, cat
-from .renewal import Rule, compiled, renewed
+from .renewal import Rule, renewed
 from .rounding import HALF, rounded
 from .settings import PRESETS, Scalar, Settings, check_choice
 from .sharing import Mode
@@ -98,8 +99,10 @@ class INGD(LayerwiseOptimizer):
             the weight, and float32 at least.
         memory: ``"low"`` stores symmetric matrices to one half, no products between updates and, on CPUs, no room for
             directions between steps: less state, more work.
-        compile: whether updates of sparse factors are compiled by ``torch.compile``: they take about a third of the
-            time, after up to half a minute for each shape at first. Other factors are updated as without it.
+        compile: whether ``torch.compile`` makes one function of each layer's move, of that part of a step which comes
+            after its direction, and of updates of sparse factors. Updates take a third of the time, and moves half, after up to
+            half a minute for each shape at first. Moves in half precision, of shards, and updates of other factors are
+            as without it.
         max_dim: a factor of a larger size is diagonal.
         fallback: how other parameters are trained, ``"adamw"`` or ``"sgd"``.
         fallback_lr: their learning rate, that of the layers unless given.
@@ -334,7 +337,7 @@ class INGD(LayerwiseOptimizer):
             self._convention == "inside",
         )
         ok = ok.to(k[0].device)
-        renew = compiled(factors) if self._compiles(factors) else renewed
+        renew = compiled(renewed, factors) if self._compiles_updates(factors) else renewed
         new = renew(factors, rule, k, c, (m_k, m_c), level, seen, ok, len(stack))
         self._count("skipped_updates", (ok & ~new.finite).sum())
         if new.level is not None:
@@ -346,10 +349,10 @@ class INGD(LayerwiseOptimizer):
         for tracked in stack:
             tracked.cache.clear()
 
-    def _compiles(self, factors: KroneckerFactors) -> bool:
+    def _compiles_updates(self, factors: KroneckerFactors) -> bool:
         """Large products and Fourier transforms take longer that way."""
-        sides = (factors.left, factors.right)
-        return self._compile and not any(side.keeps_covariance or isinstance(side, Toeplitz) for side in sides)
+        slower = any(side.keeps_covariance or isinstance(side, Toeplitz) for side in (factors.left, factors.right))
+        return self._compile and can_compile() and not slower
 
     def _follow_schedules(self) -> None:
         super()._follow_schedules()

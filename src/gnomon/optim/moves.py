@@ -137,26 +137,26 @@ def parts_of(moving: list[Move], directions: Iterable[Tensor]) -> list[Part]:
 
 @functools.lru_cache(maxsize=256)
 @torch.inference_mode(False)  # kept, and so fit for every later use
-def _constant(values: tuple[object, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+def constant(values: tuple[object, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers that are the same at every step, so that they go to the device once."""
     return torch.tensor(values, dtype=dtype, device=device)
 
 
 def for_parts(values: Tensor, parts: list[Part]) -> Tensor:
     """A number for each layer as one for each of its parameters, in their type."""
-    return values.to(parts[0].p.dtype)[_constant(tuple(part.layer for part in parts), torch.long, values.device)]
+    return values.to(parts[0].p.dtype)[constant(tuple(part.layer for part in parts), torch.long, values.device)]
 
 
 def by_layer(values: Tensor, places: list[list[int]]) -> Tensor:
     """A table of layers with the values at their places; the first again where a layer has fewer than another."""
     width = max(map(len, places))
     table = tuple((*row, *row[:1] * (width - len(row))) for row in places)
-    return values[_constant(table, torch.long, values.device)]
+    return values[constant(table, torch.long, values.device)]
 
 
 SAFE_RMS = {torch.float32: (1e-15, 1e15), torch.float64: (1e-140, 1e140)}
 """Between these no square vanishes or overflows, in a sum that counts."""
-SAMPLE = 2**12
+SAMPLE = 2**10
 """From how many numbers a root mean square is estimated elsewhere; in float64 all of them would take long."""
 NORMAL = (2 / math.pi) ** 0.5
 """The mean magnitude of normal numbers, over their root mean square."""
@@ -175,7 +175,7 @@ def rms_of(stacks: Sequence[Tensor], device: torch.device) -> Tensor:
     roots = [rows.shape[1] ** 0.5 for rows in stacks for _ in range(len(rows))]
     sizes = [sample.shape[1] * NORMAL for sample in samples for _ in range(len(sample))]
     lengths, (low, high) = torch.cat(norms).double(), SAFE_RMS[norms[0].dtype]
-    usual, rough = (lengths / _constant((*roots, *sizes), lengths.dtype, lengths.device)).chunk(2)
+    usual, rough = (lengths / constant((*roots, *sizes), lengths.dtype, lengths.device)).chunk(2)
     return torch.where((usual <= low) | (usual >= high), rough, usual)
 
 

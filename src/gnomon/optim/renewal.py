@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import math
-import types
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -77,13 +75,6 @@ def renewed(
     sides = zip((factors.left, factors.right), (k, c), pressures, momenta, strict=True)
     (new_k, m_k), (new_c, m_c) = (_moved(*side, rule, may.to(k[0].dtype)) for side in sides)
     return Renewed(new_k, new_c, m_k, m_c, None if level is None else torch.where(may, new_level, level), finite)
-
-
-@functools.cache
-def compiled(factors: KroneckerFactors) -> Callable[..., Renewed]:
-    """:func:`renewed` by ``torch.compile``, with code of its own for these factors: one is compiled only so often."""
-    own = types.FunctionType(renewed.__code__.replace(), renewed.__globals__, renewed.__name__)
-    return torch.compile(own, fullgraph=True)
 
 
 def finite_layers(tensors: Iterable[Tensor], layers: int) -> Tensor:

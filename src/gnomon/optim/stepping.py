@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any, Literal
 
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..groups.base import align
-from . import rules
+from . import fused, rules
+from .compiling import can_compile, compiled
 from .moves import (
     Move,
     Part,
@@ -22,6 +24,7 @@ from .moves import (
     alike,
     by_layer,
     cat,
+    constant,
     for_parts,
     parts_of,
     portions,
@@ -30,10 +33,13 @@ from .moves import (
 )
 from .ranks import local, share, whole
 from .rounding import HALF
+from .settings import Settings
 from .sharing import Sharing
 
 PORTION = 2**26
 """Numbers of gradients that are whole at a time, where parameters are sharded."""
+FUSED = 16
+"""Layers that one compiled function moves: its calls take as long for one as for many, its compilation does not."""
 
 
 class Stepping(Optimizer):
@@ -41,6 +47,8 @@ class Stepping(Optimizer):
 
     _sharing: Sharing
     _precondition_only: bool
+    _compile = False
+    """Whether moves are compiled where they can be."""
     _is_frugal = False
     """Whether memory is given back after each step."""
 
@@ -149,6 +157,9 @@ class Stepping(Optimizer):
         found = [self._preconditioned(stack).contiguous() for stack in stacks]
         of_layers = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in ds.chunk(len(stack)))
         parts = parts_of(mine, of_layers)
+        if self._may_fuse(moving):
+            self._move_fused(parts, group, self._may(moving, largest, ok))
+            return
         if sharing.ranks.is_sharded:
             if sharing.stores_apart:
                 parts, _ = sharing.exchanged(moving, mine, parts, ok.expand(len(mine)))
@@ -185,13 +196,41 @@ class Stepping(Optimizer):
             else:
                 rules.decoupled([part.p for part in same], moves, far, same[0].group, own)
 
+    def _may_fuse(self, moving: list[Move]) -> bool:
+        """Whether moves are functions of what is here, of whole layers in full precision."""
+        apart = self._precondition_only or self._sharing.ranks.is_sharded or self._sharing.moves_apart
+        if not (self._compile and can_compile()) or apart or moving[0].tracked.layer.weight.dtype in HALF:
+            return False
+        return all(len(move.groups) == len(move.tracked.layer.parameters) for move in moving)
+
+    def _move_fused(self, parts: list[Part], group: Settings, may: Tensor) -> None:
+        """As :meth:`_move_by_rms` from the directions on, many layers by one function."""
+        for layers in portions(alike(parts, lambda part: part.layer), lambda _: 1, FUSED):
+            few = [part for layer in layers for part in layer]
+            params: list[Tensor] = [part.p for part in few]
+            directions = (part.direction.to(part.p.dtype) for part in few)
+            places = zip(params, directions, rules.buffers(params, [self.state[p] for p in params]), strict=True)
+            own = ((part.group["lr"], part.group["lr"] * part.group["weight_decay"]) for part in few)
+            numbers = (group["step_rms"], group["momentum"], *chain.from_iterable(own))
+            like, kind = params[0], tuple((len(layer), *(part.p.shape for part in layer)) for layer in layers)
+            first, last = few[0].layer, few[-1].layer
+            compiled(fused.move, (kind, like.dtype, like.device))(
+                [[*islice(places, len(layer))] for layer in layers],
+                may[first : last + 1].to(like.device),
+                constant(numbers, like.dtype, like.device),
+            )
+
+    def _may(self, moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
+        """Which layers may move. One without any gradient stays: its average would shrink, its step would not."""
+        peaks = by_layer(largest.values, [[largest.place[p] for p in move.groups] for move in moving])
+        return ok & (peaks.amax(1) > 0)
+
     def _gates(self, moving: list[Move], rms: Tensor, largest: Peaks, ok: Tensor) -> Tensor:
-        """1 for layers that may move. One without any gradient stays: its average would shrink, its step would not."""
+        """1 for layers that move."""
         if not moving:
             return rms
-        peaks = by_layer(largest.values, [[largest.place[p] for p in move.groups] for move in moving])
-        may = ok & (peaks.amax(1) > 0)
-        return (may.to(rms.device) & (rms > 0) & (rms < math.inf)).to(rms.dtype)
+        may = self._may(moving, largest, ok).to(rms.device)
+        return (may & (rms > 0) & (rms < math.inf)).to(rms.dtype)
 
     def _look_ahead(self, parts: list[Part], momentum: float) -> None:
         """Directions become what Nesterov's average of them will be a step later, in place."""
