@@ -99,10 +99,10 @@ class INGD(LayerwiseOptimizer):
             the weight, and float32 at least.
         memory: ``"low"`` stores symmetric matrices to one half, no products between updates and, on CPUs, no room for
             directions between steps: less state, more work.
-        compile: whether ``torch.compile`` makes one function of each layer's move, of that part of a step which comes
-            after its direction, and of updates of sparse factors. Updates take a third of the time, and moves half, after up to
-            half a minute for each shape at first. Moves in half precision, of shards, and updates of other factors are
-            as without it.
+        compile: whether ``torch.compile`` makes one function of each layer's move, the part of a step that comes after
+            its direction, and of updates of sparse factors, after up to half a minute for each shape at first. Moves
+            then take about half of the time and updates a third. Moves in half precision and of shards, and updates of
+            other factors, are as without it.
         max_dim: a factor of a larger size is diagonal.
         fallback: how other parameters are trained, ``"adamw"`` or ``"sgd"``.
         fallback_lr: their learning rate, that of the layers unless given.
