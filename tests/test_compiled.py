@@ -30,8 +30,9 @@ def trained(model, steps=9, spoil=None, **settings):
     generator = torch.Generator().manual_seed(1)
     for step in range(steps):
         optimizer.zero_grad()
-        inputs = torch.randn(6, model[0].in_features, generator=generator, dtype=F64).to(model[0].weight.dtype)
-        model(inputs).square().sum().backward()
+        first = model[0].weight
+        shape = (6, first.shape[1], 7, 7)[: first.ndim]
+        model(torch.randn(shape, generator=generator, dtype=F64).to(first.dtype)).square().sum().backward()
         if spoil is not None:
             spoil(step, model)
         optimizer.step()
@@ -104,6 +105,27 @@ def test_compiled_moves(spoil):
     # Where squares vanish a length is estimated, in the one from all numbers and in the other from some.
     tolerance = 0.1 if spoil is tiny else 1e-10
     torch.testing.assert_close(found, plain, rtol=tolerance, atol=tolerance)
+    assert graphs == 1
+
+
+@pytest.mark.usefixtures("eager_compiler")
+def test_compiled_moves_of_layers_that_are_preconditioned_together():
+    """Their order is another than the model's; the second one has no gradient."""
+    plain, _ = trained(network(5, 6, 5, 6, 5), spoil=no_gradient)
+    found, _ = trained(network(5, 6, 5, 6, 5), spoil=no_gradient, compile=True)
+    torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
+    assert torch.equal(found[2], network(5, 6, 5, 6, 5)[2].weight)
+
+
+@pytest.mark.usefixtures("eager_compiler")
+def test_compiled_moves_of_convolutions():
+    def convolutional():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Conv2d(2, 3, 3), nn.Tanh(), nn.Conv2d(3, 4, 3, bias=False)).double()
+
+    plain, _ = trained(convolutional())
+    found, graphs = trained(convolutional(), compile=True)
+    torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
     assert graphs == 1
 
 

@@ -962,7 +962,9 @@ def test_a_thousand_steps_leave_nothing_behind(name):
         optimizer.step()
         if step in (100, 1000):
             found.append((live_tensors(), optimizer.memory_usage()))
-    assert found[0] == found[1]
+    (early, early_bytes), (late, late_bytes) = found
+    assert late <= early  # fewer where torch lets go of what another test has left
+    assert late_bytes == early_bytes
 
 
 def test_a_gradient_that_is_not_finite_leaves_rows_in_use():

@@ -41,4 +41,4 @@ def _rms(tensors: list[Tensor]) -> Tensor:
 
 def _total(tensors: list[Tensor]) -> Tensor:
     """The sum of all numbers, by rows first: a single one in float32 would lose digits."""
-    return torch.stack([t.sum(-1).sum() for t in tensors]).sum()
+    return torch.stack([t.reshape(len(t), -1).sum(1).sum() for t in tensors]).sum()

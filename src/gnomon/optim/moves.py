@@ -138,8 +138,8 @@ def parts_of(moving: list[Move], directions: Iterable[Tensor]) -> list[Part]:
 @functools.lru_cache(maxsize=256)
 @torch.inference_mode(False)  # kept, and so fit for every later use
 def constant(values: tuple[object, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers that are the same at every step, so that they go to the device once."""
-    return torch.tensor(values, dtype=dtype, device=device)
+    """Numbers that are the same at many steps, so that they go to the device once; the host does not wait for it."""
+    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
 
 
 def for_parts(values: Tensor, parts: list[Part]) -> Tensor:

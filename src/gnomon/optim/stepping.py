@@ -158,7 +158,7 @@ class Stepping(Optimizer):
         of_layers = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in ds.chunk(len(stack)))
         parts = parts_of(mine, of_layers)
         if self._may_fuse(moving):
-            self._move_fused(parts, group, self._may(moving, largest, ok))
+            self._move_fused(parts, group, self._may(mine, largest, ok))
             return
         if sharing.ranks.is_sharded:
             if sharing.stores_apart:
