@@ -15,6 +15,7 @@ from .capture import Capture
 from .exchange import decoded, encoded
 from .layers import Approximation, ModuleLayer, Thinning
 from .moves import Tracked
+from .rounding import promoted
 from .sampling import Likelihood, sampled_loss
 from .settings import Settings
 from .shortcut import Shortcut
@@ -57,7 +58,7 @@ class Gathering(Stepping):
 
     def _computing_dtype(self, tracked: Tracked) -> torch.dtype:
         """In which statistics and factors are computed: the weight's type, and float32 at least."""
-        return torch.promote_types(tracked.layer.weight.dtype, torch.float32)
+        return promoted(tracked.layer.weight.dtype, torch.float32)
 
     # ------------------------------------------------------------------ of a batch
     def _wants(self, module: nn.Module, x: Tensor) -> bool:

@@ -17,9 +17,9 @@ from .costs import costs, square_size
 from .factors import KroneckerFactors, joined
 from .layers import Approximation
 from .layerwise import LayerwiseOptimizer
-from .moves import Tracked, cat
+from .moves import Tracked, cat, parted
 from .renewal import Rule, renewed
-from .rounding import HALF, rounded
+from .rounding import HALF, promoted, rounded
 from .settings import PRESETS, Scalar, Settings, check_choice
 from .sharing import Mode
 from .square import Square
@@ -389,7 +389,7 @@ class INGD(LayerwiseOptimizer):
         scratch: Tensor | None = None,
     ) -> Tensor:
         """``A A^T x`` for each row; what is needed of ``A A^T`` is kept where that pays."""
-        group, dtype = _side(stack[0], side), torch.promote_types(self._stored_dtype(stack[0]), rows.dtype)
+        group, dtype = _side(stack[0], side), promoted(self._stored_dtype(stack[0]), rows.dtype)
         rows, scratch = rows.to(dtype), scratch if scratch is not None and scratch.dtype == dtype else None
         if type(group) is Dense and not self._keeps_square(group, rows.shape[-2], uses):
             return group.apply_squared(self._factor(stack, side, dtype), rows)
@@ -408,7 +408,7 @@ class INGD(LayerwiseOptimizer):
         place = dtype, stack[0].layer.weight.device
         if any(side not in t.cache or (t.cache[side][0].dtype, t.cache[side][0].device) != place for t in stack):
             square = group.squared(self._factor(stack, side, dtype))
-            parts = zip(*(block.chunk(len(stack)) for block in square), strict=True)
+            parts = zip(*(parted(block, len(stack)) for block in square), strict=True)
             for tracked, part in zip(stack, parts, strict=True):
                 tracked.cache[side] = part
         if len(stack) == 1:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from .gathering import Gathering
-from .moves import Tracked, cat
+from .moves import Tracked, cat, parted
 from .ranks import local, sharded_as
 from .settings import Settings
 from .shortcut import VERDICT
@@ -43,7 +43,7 @@ class Keeping(Gathering):
         return cat([self.state[tracked.layer.weight][key] for tracked in stack])
 
     def _scatter(self, stack: list[Tracked], key: str, values: Tensor) -> None:
-        for tracked, value in zip(stack, values.chunk(len(stack)), strict=True):
+        for tracked, value in zip(stack, parted(values, len(stack)), strict=True):
             self.state[tracked.layer.weight][key] = value
 
     def _adapt(self, tracked: Tracked) -> None:

@@ -15,6 +15,7 @@ from .factors import joined
 from .layers import Approximation
 from .layerwise import LayerwiseOptimizer
 from .moves import Tracked, cat
+from .rounding import promoted
 from .settings import PRESETS, Scalar, Settings
 from .summary import Row
 
@@ -182,7 +183,7 @@ class KFAC(LayerwiseOptimizer):
         factors = stack[0].factors
         group, key = (factors.left, "A_inverse") if side == "K" else (factors.right, "S_inverse")
         inverse = self._gathered(stack, key)
-        dtype = torch.promote_types(inverse.dtype, rows.dtype)
+        dtype = promoted(inverse.dtype, rows.dtype)
         scratch = scratch if scratch is not None and scratch.dtype == dtype else None
         return group.times_square((inverse.to(dtype),), rows.to(dtype), overwrite, scratch)
 

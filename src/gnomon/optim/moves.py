@@ -16,6 +16,7 @@ from . import forms
 from .factors import KroneckerFactors, Statistics
 from .layers import Layer, ModuleLayer
 from .ranks import Ranks
+from .rounding import promoted
 from .settings import Settings
 
 Item = TypeVar("Item")
@@ -43,7 +44,7 @@ class Tracked:
     """Products of the factors that change only with them."""
     place: tuple[torch.device, torch.dtype] | None = None
     """The device and type of the weight for which its state is as it should be."""
-    room: Tensor | None = None
+    room: tuple[Tensor, Tensor] | None = None
     """Memory in which its direction is made, twice."""
     gradients: list[Tensor] | None = None
     """Of its parameters, where they are sharded, for the time of a step."""
@@ -101,6 +102,11 @@ class Part:
 def cat(tensors: Sequence[Tensor]) -> Tensor:
     """Along the first dimension; a single one as it is."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
+
+
+def parted(tensor: Tensor, count: int) -> Sequence[Tensor]:
+    """The reverse of :func:`cat`, of equal parts."""
+    return [tensor] if count == 1 else tensor.chunk(count)
 
 
 def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
@@ -181,7 +187,7 @@ def rms_of(stacks: Sequence[Tensor], device: torch.device) -> Tensor:
 
 def _norms(rows: Tensor, order: int) -> Tensor:
     dim = 1 if len(rows) > 1 else None  # all of a single row at once is quicker
-    return torch.linalg.vector_norm(rows, order, dim, dtype=torch.promote_types(rows.dtype, torch.float32)).view(-1)
+    return torch.linalg.vector_norm(rows, order, dim, dtype=promoted(rows.dtype, torch.float32)).view(-1)
 
 
 def rms_of_shares(parts: list[Part], layers: Sequence[Layer], ranks: Ranks) -> Tensor:

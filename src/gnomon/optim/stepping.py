@@ -26,6 +26,7 @@ from .moves import (
     cat,
     constant,
     for_parts,
+    parted,
     parts_of,
     portions,
     rms_of,
@@ -81,9 +82,10 @@ class Stepping(Optimizer):
         layer, weight = tracked.layer, tracked.layer.weight
         if weight.device.type != "cpu" or self._is_frugal or len(stack) > 1:
             return None, None
-        if tracked.room is None or tracked.room.dtype != weight.dtype:
-            tracked.room = torch.empty(2, layer.blocks, layer.d, layer.p, dtype=weight.dtype)
-        return tracked.room[0], tracked.room[1]
+        if tracked.room is None or tracked.room[0].dtype != weight.dtype:
+            first = torch.empty(layer.blocks, layer.d, layer.p, dtype=weight.dtype)
+            tracked.room = first, torch.empty_like(first)
+        return tracked.room
 
     def _make_whole(self, moving: list[Move]) -> None:
         """Get what the other ranks have of layers' gradients, where they are sharded; all ranks take part."""
@@ -155,7 +157,7 @@ class Stepping(Optimizer):
         group, stacks, sharing = moving[0].group, self._computed_here(moving), self._sharing
         mine = [move for stack in stacks for move in stack]
         found = [self._preconditioned(stack).contiguous() for stack in stacks]
-        of_layers = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in ds.chunk(len(stack)))
+        of_layers = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in parted(ds, len(stack)))
         parts = parts_of(mine, of_layers)
         if self._may_fuse(moving):
             self._move_fused(parts, group, self._may(mine, largest, ok))
@@ -259,7 +261,7 @@ class Stepping(Optimizer):
             here = ok.to(natural.device)
             levels = self._levels([move.tracked for move in stack])
             natural = natural if levels is None else natural / align(levels, natural).to(natural.dtype)
-            parts += parts_of(stack, torch.where(here, natural, 0).chunk(len(stack)))
+            parts += parts_of(stack, parted(torch.where(here, natural, 0), len(stack)))
         if sharing.ranks.is_sharded:
             if sharing.stores_apart:
                 parts, _ = sharing.exchanged(moving, mine, parts, ok.expand(len(mine)))
