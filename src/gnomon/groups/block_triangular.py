@@ -12,6 +12,7 @@ from .base import Element, Group, add, positive_size
 from .dense import SMALL, Dense, spectral_norm
 from .diagonal import Diagonal, Fixed
 from .operator import SymmetricOperator
+from .products import matmul
 
 
 def _assign(place: Tensor, value: Tensor) -> None:
@@ -21,8 +22,7 @@ def _assign(place: Tensor, value: Tensor) -> None:
 
 def _product(rows: Tensor, wide: Tensor) -> Tensor:
     """``rows wide^T``, as a transposed product, which is two to ten times as quick where one side is thin."""
-    alike = rows.ndim == wide.ndim == 3 and len(rows) == len(wide)  # which matmul would find out, call by call
-    return (torch.bmm(wide, rows.mT) if alike else wide @ rows.mT).mT
+    return matmul(wide, rows.mT).mT
 
 
 def _add_product(rows: Tensor, x: Tensor, y: Tensor) -> None:
@@ -119,7 +119,7 @@ class BlockTriangular(Group):
                 squares = (self._join(torch.zeros_like(thin[..., 0, : self.source.k]), squares[0]),)
             return (thin, *squares)
         t = self.target.to_dense(a_t)
-        thin = self._join(self.source.apply(a_s, coupling), coupling @ coupling.mT + t @ t.mT)
+        thin = self._join(self.source.apply(a_s, coupling), matmul(coupling, coupling.mT) + matmul(t, t.mT))
         return (thin, *self.source.squared(a_s))
 
     @property

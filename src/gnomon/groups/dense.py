@@ -7,7 +7,7 @@ from torch import Tensor
 
 from . import symmetric
 from .base import Element, Group, positive_size, widen
-from .products import product, symmetric_product
+from .products import matmul, product, symmetric_product
 
 
 def solve_rows(matrix: Tensor, rows: Tensor, transpose: bool) -> Tensor:
@@ -34,7 +34,7 @@ def spectral_norm(matrices: Tensor) -> Tensor:
     peak = matrices.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrices.dtype).tiny)
     power = matrices / peak
     for _ in range(3):
-        power = power.mT @ power
+        power = matmul(power.mT, power)
     return peak[..., 0, 0] * torch.linalg.vector_norm(power, dim=(-2, -1)) ** 0.125
 
 
@@ -54,10 +54,10 @@ class Dense(Group):
         self.dim = k * (k + 1) // 2
 
     def mul(self, a: Element, b: Element) -> Element:
-        return (a[0] @ b[0],)
+        return (matmul(a[0], b[0]),)
 
     def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
-        return rows @ (a[0] if transpose else a[0].mT)
+        return matmul(rows, a[0] if transpose else a[0].mT)
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return solve_rows(a[0], rows, transpose)
@@ -69,7 +69,7 @@ class Dense(Group):
         return torch.linalg.slogdet(widen(a[0])).logabsdet.to(a[0].dtype)
 
     def restrict(self, x: Tensor, y: Tensor) -> Element:
-        return (x.mT @ y,)
+        return (matmul(x.mT, y),)
 
     def half_seen(self, a: Element, s: Tensor) -> Element:
         return (product(s, a[0]),)
@@ -94,7 +94,7 @@ class Dense(Group):
         return (symmetric_product(a[0].mT, half[0]),)
 
     def seen(self, a: Element, x: Tensor) -> Element:
-        xa = x @ a[0]
+        xa = matmul(x, a[0])
         return (symmetric_product(xa.mT, xa),)
 
     def advance(self, a: Element, n: Element, order: int | None, factor: float = 1.0) -> Element:
@@ -117,7 +117,7 @@ class Dense(Group):
         self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
     ) -> Tensor:
         if scratch is None:
-            return rows @ square[0]
+            return matmul(rows, square[0])
         if rows.stride(-1) == 1:
             return torch.matmul(rows, square[0], out=scratch)
         torch.matmul(square[0], rows.mT, out=scratch.mT)
@@ -134,7 +134,7 @@ class Dense(Group):
         return (symmetric.unpack(compressed, self.k),)
 
     def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
-        return (grad[0] @ a[0].mT,) if left else (a[0].mT @ grad[0],)
+        return (matmul(grad[0], a[0].mT) if left else matmul(a[0].mT, grad[0]),)
 
     def scale(self, eta: Element) -> Element:
         return (0.25 * (eta[0] + eta[0].mT),)
