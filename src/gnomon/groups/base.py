@@ -137,8 +137,8 @@ class Group(ABC):
 
     def unflatten(self, flat: Tensor) -> Element:
         """One vector to blocks, as views."""
-        parts = flat.split(self._sizes, -1)
-        return tuple(torch.unflatten(part, -1, shape) for part, shape in zip(parts, self.shapes, strict=True))
+        parts = zip(flat.split(self._sizes, -1), self.shapes, strict=True)
+        return tuple(part if len(shape) == 1 else part.unflatten(-1, shape) for part, shape in parts)
 
     def batch_shape(self, a: Element) -> torch.Size:
         return a[0].shape[: a[0].ndim - len(self.shapes[0])]

@@ -227,13 +227,13 @@ class BlockTriangular(Group):
         return self.source.squared_norm(a_s) + self.target.squared_norm(a_t) + coupling.square().sum((-2, -1))
 
     def norm_estimate(self, n: Element) -> Tensor:
-        """That of the 2 x 2 matrix of the parts' norms, which is no less than the norm of the whole."""
+        """That of the 2 x 2 matrix of the parts' norms, which is no less than the norm of the whole.
+
+        The singular values of ``[[s, 0], [c, t]]`` have the sum ``|(s + t, c)|`` and the difference ``|(s - t, c)|``.
+        """
         n_s, n_t, coupling = self._open(n)
         s, t, c = self.source.norm_estimate(n_s), self.target.norm_estimate(n_t), _coupling_norm(coupling)
-        peak = torch.stack([s, t, c]).amax(0).clamp(min=torch.finfo(s.dtype).tiny)
-        s, t, c = s / peak, t / peak, c / peak
-        total = s**2 + t**2 + c**2
-        return peak * ((total + (total**2 - 4 * (s * t) ** 2).clamp(min=0).sqrt()) / 2).sqrt()
+        return (torch.hypot(s + t, c) + torch.hypot(s - t, c)) / 2
 
     def subtract_identity(self, covector: Element) -> Element:
         m_s, m_t, coupling = self._open(covector)
