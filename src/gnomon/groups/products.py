@@ -26,7 +26,10 @@ def _empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
 
 
 def _shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
-    return (*torch.broadcast_shapes(a.shape[:-2], b.shape[:-2]), a.shape[-2], b.shape[-1])
+    batch, other = a.shape[:-2], b.shape[:-2]
+    if batch != other:
+        batch = torch.broadcast_shapes(batch, other)
+    return (*batch, a.shape[-2], b.shape[-1])
 
 
 def _is_traced(a: Tensor, b: Tensor) -> bool:
