@@ -25,7 +25,7 @@ def move(layers: list[list[Place]], may: Tensor, rates: Tensor) -> None:
         ahead = [d + momentum**2 * (b - d) for _, d, b in places]
         rms = _rms(ahead)
         moves = allowed & (rms > 0) & (rms < math.inf)
-        length = step_rms / rms
+        length = step_rms / rms.clamp(min=torch.finfo(torch.float32).tiny)  # finite, where A hardly is a number
         for (w, _, b), a, (lr, decay) in zip(places, ahead, of_parts, strict=False):
             b.copy_(torch.where(moves, b + (a - b) * (1 / (1 + momentum)), b))
             w.copy_(torch.where(moves, w - decay * w - lr * length * a, w))
