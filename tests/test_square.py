@@ -25,8 +25,11 @@ def plainly_moved(a, s, damping, b):
 
 
 def estimate(matrix):
-    k = matrix.shape[-1]
-    return largest_eigenvalue(lambda row: row @ matrix, probe(k, F64, matrix.device).expand(len(matrix), 1, k))
+    """The power method, normalized at every step."""
+    row = probe(matrix.shape[-1], F64, matrix.device).expand(len(matrix), 1, -1)
+    for _ in range(9):
+        row = (row / row.norm(dim=-1, keepdim=True)) @ matrix
+    return row.norm(dim=(-2, -1))
 
 
 @pytest.mark.parametrize("form", [Rows, Covariance])
@@ -45,10 +48,13 @@ def test_updates_are_those_of_the_factor(form, limit):
         wanted = []
         for i, k in enumerate((7, 4)):
             other = 11 - k
-            s = rows[i].mT @ rows[i] * (seen[1 - i] / other).view(-1, 1, 1)
+            weight = (seen[1 - i] / other).view(-1, 1, 1)
+            s = rows[i].mT @ rows[i] * weight
             damping = 0.3 * p[1 - i].diagonal(dim1=-2, dim2=-1).sum(-1) / other
             excess = (damping * estimate(p[i]) - 1).clamp(min=0)
-            b = torch.minimum(limit / estimate(s @ p[i]), 0.25 / excess).clamp(max=rate / 2).view(-1, 1, 1)
+            # Of rows, their products with each other have the same eigenvalues.
+            sp = s @ p[i] if form is Covariance else rows[i] @ p[i] @ rows[i].mT * weight
+            b = torch.minimum(limit / estimate(sp), 0.25 / excess).clamp(max=rate / 2).view(-1, 1, 1)
             wanted.append(plainly_moved(torch.linalg.cholesky(p[i]), s, damping, b))
         groups_ = (factors.left, factors.right)
         p = [g.advance((x,), push, 2)[0] for g, x, push in zip(groups_, p, pushes, strict=True)]
@@ -112,15 +118,26 @@ def test_curvature_of_a_gradient(kinds, shape):
 
 
 def test_the_largest_eigenvalue():
+    """Against its plain form and the truth, for matrices of any size of numbers."""
     generator = torch.Generator().manual_seed(2)
     a, x = random_factor(30, generator, 4), torch.randn(4, 12, 30, dtype=F64, generator=generator)
     for scale in (1e-100, 1.0, 1e100):
         s = x.mT @ x * scale
         true = torch.linalg.matrix_norm(a.mT @ s @ a, 2)
-        found = estimate(s @ a @ a.mT)
-        assert (found <= 1.1 * true).all()
-        assert (found >= 0.7 * true).all()
-    assert estimate(0 * a).abs().max() == 0
+        for matrix in (s @ a @ a.mT, x @ a @ a.mT @ x.mT * scale):
+            found = largest_eigenvalue(matrix)
+            torch.testing.assert_close(found, estimate(matrix), rtol=1e-10, atol=0)
+            assert (found <= 1.1 * true).all()
+            assert (found >= 0.7 * true).all()
+    assert largest_eigenvalue(0 * a).abs().max() == 0
+
+
+@pytest.mark.parametrize("scale", [1e-36, 1e-30, 1e30, 1e34])
+def test_the_largest_eigenvalue_of_numbers_at_the_ends_of_float32(scale):
+    flat, steep = torch.ones(2000), torch.logspace(0, -30, 100)
+    for spectrum in (flat, steep):
+        matrix = torch.diag(spectrum * scale)[None]
+        torch.testing.assert_close(largest_eigenvalue(matrix).double(), estimate(matrix.double()), rtol=1e-5, atol=0)
 
 
 def test_a_move_of_any_length_is_positive_definite():
