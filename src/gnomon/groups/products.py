@@ -17,7 +17,7 @@ LEAF = 200
 """Blocks up to this size are multiplied in full: a half would not cost less. At least 32, the step of block sizes."""
 
 
-def _empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
+def empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Memory for a matrix, with rows that begin at cache lines where that counts."""
     width = shape[-1]
     if width < LARGE or width % LINE == 0:
@@ -44,7 +44,7 @@ def matmul(a: Tensor, b: Tensor) -> Tensor:
 
 def product(a: Tensor, b: Tensor) -> Tensor:
     """``A B`` of large matrices."""
-    return a @ b if _is_traced(a, b) else torch.matmul(a, b, out=_empty(a, _shape(a, b)))
+    return a @ b if _is_traced(a, b) else torch.matmul(a, b, out=empty(a, _shape(a, b)))
 
 
 def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
     """
     if _is_traced(a, b):
         return a @ b
-    result = _empty(a, _shape(a, b))
+    result = empty(a, _shape(a, b))
     _fill(result, a, b)
     return result
 

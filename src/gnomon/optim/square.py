@@ -56,7 +56,10 @@ class Square(Dense):
 
     # ------------------------------------------------------------------ curvature
     def seen(self, a: Element, x: Tensor) -> Element:
-        """X, ``X P``, and the latter again: a general S is ``X^T Z``, and the third is ``Z P``."""
+        """X, ``X P``, and the latter again: a general S is ``X^T Z``, and the third is ``Z P``.
+
+        Where that is one tensor, ``X P X^T`` is known to be symmetric.
+        """
         y = product(x, a[0])
         return x, y, y
 
@@ -95,7 +98,7 @@ class Square(Dense):
             return 2 * b, 2 * b * damping, taken.addcmul_(psp + psp.mT, b * weight)
         assert seen is not None
         x, y, z = seen
-        zx = z @ x.mT
+        zx = symmetric_product(z, x.mT) if z is y else z @ x.mT
         b, weight, damping = self._rates(a, zx, weight, damping, limit, rate)
         thin = product(zx, z).mul_(-CURVED * (b * weight) ** 2)
         return 2 * b, 2 * b * damping, y, thin.addcmul_(z, 2 * b * weight)

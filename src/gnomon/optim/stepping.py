@@ -6,6 +6,7 @@ import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import partial
 from itertools import chain, islice
 from typing import Any, Literal
 
@@ -13,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from ..groups import Dense
 from ..groups.base import align
+from ..groups.products import empty
 from . import fused, rules
 from .compiling import can_compile, compiled
 from .moves import (
@@ -23,6 +26,7 @@ from .moves import (
     Tracked,
     alike,
     by_layer,
+    by_rows,
     cat,
     constant,
     for_parts,
@@ -83,8 +87,10 @@ class Stepping(Optimizer):
         if weight.device.type != "cpu" or self._is_frugal or len(stack) > 1:
             return None, None
         if tracked.room is None or tracked.room[0].dtype != weight.dtype:
-            first = torch.empty(layer.blocks, layer.d, layer.p, dtype=weight.dtype)
-            tracked.room = first, torch.empty_like(first)
+            shape, make = (layer.blocks, layer.d, layer.p), weight.new_empty
+            if isinstance(tracked.factors.left, Dense):
+                make = partial(empty, weight)
+            tracked.room = make(shape), make(shape)
         return tracked.room
 
     def _make_whole(self, moving: list[Move]) -> None:
@@ -156,7 +162,7 @@ class Stepping(Optimizer):
         """``W <- (1 - lr weight_decay) W - lr D``, D along the average of directions, its root mean square given."""
         group, stacks, sharing = moving[0].group, self._computed_here(moving), self._sharing
         mine = [move for stack in stacks for move in stack]
-        found = [self._preconditioned(stack).contiguous() for stack in stacks]
+        found = [by_rows(self._preconditioned(stack)) for stack in stacks]
         of_layers = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in parted(ds, len(stack)))
         parts = parts_of(mine, of_layers)
         if self._may_fuse(moving):
@@ -175,7 +181,8 @@ class Stepping(Optimizer):
         if sharing.ranks.is_sharded:
             rms = rms_of_shares(parts, [move.tracked.layer for move in mine], sharing.ranks)
         else:
-            rms = rms_of([ds.view(len(stack), -1) for ds, stack in zip(found, stacks, strict=True)], ok.device)
+            shapes = ((len(stack), -1, ds.shape[-1]) for ds, stack in zip(found, stacks, strict=True))
+            rms = rms_of([ds.view(shape) for ds, shape in zip(found, shapes, strict=True)], ok.device)
         gates = self._gates(mine, rms, largest, ok)
         for directions in found:
             directions.nan_to_num_(0.0, 0.0, 0.0)
