@@ -26,7 +26,7 @@ class Square(Dense):
         P <- A (I - 2 b H + 7/5 b^2 H^2) A^T = P - 2 b P S P + 7/5 b^2 P S P S P
         P <- (1 + 2 b) P - 2 b damping P P
 
-    For ``S = X^T X`` of a few rows the first is thin: with ``Y = X P`` it is ``P - Y^T (2 b Y - 7/5 b^2 (Y X^T) Y)``.
+    For ``S = X^T X`` of a few rows the first is thin: with ``Y = X P`` it is ``P - Y^T (2 b I - 7/5 b^2 Y X^T) Y``.
 
     P must be symmetric to the last bit: anything else would grow from update to update. It is positive definite as
     long as the rounding of its largest eigenvalue is below the smallest one, see ``forms.keep_square``.
@@ -100,8 +100,9 @@ class Square(Dense):
         x, y, z = seen
         zx = symmetric_product(z, x.mT) if z is y else z @ x.mT
         b, weight, damping = self._rates(a, zx, weight, damping, limit, rate)
-        thin = product(zx, z).mul_(-CURVED * (b * weight) ** 2)
-        return 2 * b, 2 * b * damping, y, thin.addcmul_(z, 2 * b * weight)
+        inner = zx.mul_(-CURVED * (b * weight) ** 2)
+        inner.diagonal(dim1=-2, dim2=-1).add_((2 * b * weight)[..., 0])
+        return 2 * b, 2 * b * damping, y, product(inner, z)
 
     def _rates(
         self,
