@@ -111,9 +111,10 @@ def test_curvature_of_a_gradient(kinds, shape):
         if ours.seen is None:
             torch.testing.assert_close(ours.half[0], s)
         else:
-            start, seen, other = ours.seen
-            torch.testing.assert_close(seen, start @ x @ x.mT)
-            torch.testing.assert_close(start.mT @ other, s @ x @ x.mT)
+            y, z, zx = ours.seen
+            square = x @ x.mT
+            torch.testing.assert_close(y.mT @ z, square @ s @ square)
+            torch.testing.assert_close(y.mT @ zx @ z, square @ s @ square @ s @ square)
     torch.testing.assert_close(found.mean, plain.mean)
 
 

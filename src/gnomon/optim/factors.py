@@ -300,10 +300,10 @@ def _sight_of_product(group: Group, x: tuple[Tensor, Tensor], z: tuple[Tensor, T
     """Of a symmetric ``X^T Z``, from rows as they are and as the factor sees them."""
     if not isinstance(group, Square):
         return Sight(group.restrict(x[1], z[1]), None, (x[1] * z[1]).sum((-2, -1)), weight)
-    trace = (x[0] * z[1]).sum((-2, -1))
     if forms.keep_rows(x[0].shape[-2], group.k):
-        return Sight((x[0], x[1], z[1]), None, trace, weight)
-    return Sight(None, (symmetric_product(x[0].mT, z[0]),), trace, weight)
+        seen = x[1], z[1], z[1] @ x[0].mT
+        return Sight(seen, None, group.trace(seen), weight)
+    return Sight(None, (symmetric_product(x[0].mT, z[0]),), (x[0] * z[1]).sum((-2, -1)), weight)
 
 
 def _half_projected(group: Group, a: Element, sight: Sight, damping: Tensor, limit: float, rate: float) -> Element:

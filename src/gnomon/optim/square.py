@@ -56,19 +56,16 @@ class Square(Dense):
 
     # ------------------------------------------------------------------ curvature
     def seen(self, a: Element, x: Tensor) -> Element:
-        """X, ``X P``, and the latter again: a general S is ``X^T Z``, and the third is ``Z P``.
-
-        Where that is one tensor, ``X P X^T`` is known to be symmetric.
-        """
+        """Y, Z and ``Z X^T`` of ``P S P = Y^T Z``: ``Y = X P``, and for a general ``S = X^T W`` ``Z = W P``."""
         y = product(x, a[0])
-        return x, y, y
+        return y, y, symmetric_product(y, x.mT)
 
     def half_seen(self, a: Element, s: Tensor) -> Element:
         return (s,)
 
     def trace(self, covector: Element) -> Tensor:
-        """Of what :meth:`seen` gives, ``tr(X^T Z P)``."""
-        return (covector[0] * covector[2]).sum((-2, -1))
+        """Of what :meth:`seen` gives."""
+        return covector[2].diagonal(dim1=-2, dim2=-1).sum(-1)
 
     def squared_norm(self, a: Element) -> Tensor:
         return super().trace(a)
@@ -97,10 +94,9 @@ class Square(Dense):
             taken = symmetric_product(sp.mT, psp).mul_(-CURVED * (b * weight) ** 2)
             return 2 * b, 2 * b * damping, taken.addcmul_(psp + psp.mT, b * weight)
         assert seen is not None
-        x, y, z = seen
-        zx = symmetric_product(z, x.mT) if z is y else z @ x.mT
+        y, z, zx = seen
         b, weight, damping = self._rates(a, zx, weight, damping, limit, rate)
-        inner = zx.mul_(-CURVED * (b * weight) ** 2)
+        inner = zx * (-CURVED * (b * weight) ** 2)
         inner.diagonal(dim1=-2, dim2=-1).add_((2 * b * weight)[..., 0])
         return 2 * b, 2 * b * damping, y, product(inner, z)
 
