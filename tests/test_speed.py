@@ -37,9 +37,9 @@ def all_close(actual, expected, tolerance=1e-10):
 
 # ---------------------------------------------------------------------- products of large matrices
 @pytest.fixture
-def small_leaves(monkeypatch):
-    """Halves and aligned rows at small sizes. The second half begins at a multiple of 32: no leaf can be smaller."""
-    monkeypatch.setattr(products, "LEAF", 32)
+def small_panels(monkeypatch):
+    """Many panels and aligned rows at small sizes."""
+    monkeypatch.setattr(products, "PANEL", 16)
     monkeypatch.setattr(products, "LARGE", 3)
 
 
@@ -55,7 +55,7 @@ def laid_out(x, layout):
 LAYOUTS = ("plain", "transposed", "strided")
 
 
-@pytest.mark.usefixtures("small_leaves")
+@pytest.mark.usefixtures("small_panels")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch", [(), (3,), (2, 3)], ids=str)
 @pytest.mark.parametrize("shape", [(1, 1, 1), (3, 2, 5), (5, 7, 3), (17, 33, 19), (33, 4, 35)], ids=str)
@@ -65,7 +65,7 @@ def test_products(shape, batch, layout):
     close(products.product(laid_out(a, layout), laid_out(b, layout)), a @ b)
 
 
-@pytest.mark.usefixtures("small_leaves")
+@pytest.mark.usefixtures("small_panels")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("batch", [(), (3,), (2, 2)], ids=str)
 @pytest.mark.parametrize("k", [1, 5, 33, 64, 97])
@@ -76,10 +76,10 @@ def test_symmetric_products(k, batch, layout):
     for left, right in ((rows.mT, rows), (a.mT, s @ a), (s, s)):
         found = products.symmetric_product(laid_out(left, layout), laid_out(right, layout))
         close(found, left @ right, 1e-10)
-    assert torch.equal(found[..., :32, 32:], found[..., 32:, :32].mT)
+    assert torch.equal(found[..., :16, 16:], found[..., 16:, :16].mT)
 
 
-@pytest.mark.usefixtures("small_leaves")
+@pytest.mark.usefixtures("small_panels")
 def test_products_of_batches_of_different_shapes():
     a, b = torch.randn(3, 1, 37, 5, dtype=F64), torch.randn(2, 5, 4, dtype=F64)
     close(products.product(a, b), a @ b)
@@ -87,7 +87,7 @@ def test_products_of_batches_of_different_shapes():
     close(products.symmetric_product(rows.expand(2, 37, 5), rows.mT), (rows @ rows.mT).expand(2, 37, 37))
 
 
-@pytest.mark.usefixtures("small_leaves")
+@pytest.mark.usefixtures("small_panels")
 @pytest.mark.parametrize("multiply", [products.product, products.symmetric_product], ids=["plain", "symmetric"])
 def test_gradients_pass_through_products(multiply):
     a = torch.randn(40, 3, dtype=F64, requires_grad=True)
@@ -168,7 +168,7 @@ def test_forward_derivatives_pass_through_squares():
     close(ours, xa.mT @ va + va.mT @ xa)
 
 
-@pytest.mark.usefixtures("small_leaves")
+@pytest.mark.usefixtures("small_panels")
 @pytest.mark.parametrize("k", [1, 4, 33, 50])
 def test_short_forms_of_dense_matrices(k):
     """Against those that any group has, for symmetric arguments."""
