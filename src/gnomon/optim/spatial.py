@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from abc import abstractmethod
@@ -72,15 +73,21 @@ class ConvolutionLayer(SpatialLayer):
         return _patches(self._prepared(x), m.kernel_size, m.stride, m.dilation, self.blocks, every, start)
 
     def mean_inputs(self, x: Tensor) -> Tensor:
-        m = self.module
-        return _mean_patches(self._prepared(x), m.kernel_size, m.stride, m.dilation, self.blocks)
+        m, x = self.module, self._merged(x)
+        amounts = m._reversed_padding_repeated_twice
+        if m.padding_mode != "zeros":
+            x, amounts = self._padded(x), [0] * len(amounts)
+        padding = [*zip(amounts[::2], amounts[1::2], strict=True)][::-1]
+        return _mean_patches(x, m.kernel_size, m.stride, m.dilation, padding, self.blocks)
 
     def _prepared(self, x: Tensor) -> Tensor:
         """The input as patches are cut from it."""
+        return self._padded(self._merged(x))
+
+    def _merged(self, x: Tensor) -> Tensor:
+        """The mean over groups where it is that of patches: before they are cut it is cheaper."""
         m, x = self.module, self._batched(x)
-        if self.average and m.groups > 1:
-            x = x.unflatten(1, (m.groups, -1)).mean(1)  # before the patches are cut: the same, and cheaper
-        return self._padded(x)
+        return x.unflatten(1, (m.groups, -1)).mean(1) if self.average and m.groups > 1 else x
 
     def outputs(self, g: Tensor, every: int = 1, start: int = 0) -> Tensor:
         return _channels_last(self._batched(g), self.blocks, every, start)
@@ -162,13 +169,34 @@ def _patches(
 
 
 def _mean_patches(
-    x: Tensor, kernel: tuple[int, ...], stride: tuple[int, ...], dilation: tuple[int, ...], groups: int
+    x: Tensor,
+    kernel: tuple[int, ...],
+    stride: tuple[int, ...],
+    dilation: tuple[int, ...],
+    padding: list[tuple[int, int]],
+    groups: int,
 ) -> Tensor:
-    """The mean of :func:`_patches` over positions, from means along one axis after the other, without patches."""
-    for axis in reversed(range(2, 2 + len(kernel))):
-        size, step, gap = kernel[axis - 2], stride[axis - 2], dilation[axis - 2]
-        last = x.shape[axis] - gap * (size - 1) - 1
-        windows = [x.narrow(axis, gap * offset, last // step * step + 1) for offset in range(size)]
-        strided = [window[(slice(None),) * axis + (slice(None, None, step),)] for window in windows]
-        x = torch.stack([window.mean(axis) for window in strided], axis)
-    return x.reshape(x.shape[0], groups, -1).movedim(1, 0)
+    """The mean of :func:`_patches` over positions, of an input that zeros are around, without patches.
+
+    Along one axis after the other, the last first, it is a product with few rows.
+    """
+    samples, dims = x.shape[0], len(kernel)
+    for size, step, gap, sides in reversed([*zip(kernel, stride, dilation, padding, strict=True)]):
+        means = _window_means(x.shape[-1], size, step, gap, sides, x.dtype, x.device)
+        x = (means @ x.reshape(-1, x.shape[-1]).mT).unflatten(1, x.shape[:-1])
+    by_channel = x.flatten(0, dims - 1).unflatten(2, (groups, -1)).permute(2, 1, 3, 0)
+    return by_channel.reshape(groups, samples, -1)
+
+
+@functools.lru_cache(maxsize=256)
+@torch.inference_mode(False)  # kept, and so fit for every later use
+def _window_means(
+    length: int, size: int, step: int, gap: int, sides: tuple[int, int], dtype: torch.dtype, device: torch.device
+) -> Tensor:
+    """``(size, length)``: what each place along an axis counts in the mean of what an offset in the kernel sees."""
+    before, after = sides
+    means = torch.zeros(size, before + length + after, dtype=dtype)
+    positions = (means.shape[1] - gap * (size - 1) - 1) // step + 1
+    for offset, places in enumerate(means):
+        places[offset * gap :: step][:positions] = 1 / positions
+    return means.narrow(1, before, length).contiguous().to(device)
