@@ -87,9 +87,8 @@ class Stepping(Optimizer):
         if weight.device.type != "cpu" or self._is_frugal or len(stack) > 1:
             return None, None
         if tracked.room is None or tracked.room[0].dtype != weight.dtype:
-            shape, make = (layer.blocks, layer.d, layer.p), weight.new_empty
-            if isinstance(tracked.factors.left, Dense):
-                make = partial(empty, weight)
+            shape, like = (layer.blocks, layer.d, layer.p), torch.empty(0, dtype=weight.dtype)
+            make = partial(empty, like) if isinstance(tracked.factors.left, Dense) else like.new_empty
             tracked.room = make(shape), make(shape)
         return tracked.room
 
