@@ -70,7 +70,7 @@ def mirror(matrix: Tensor) -> Tensor:
     """Make a sum of symmetric matrices and results of :func:`symmetric_product` symmetric to the last bit, in place."""
     for first, end in _panels(matrix.shape[-1]):
         block = matrix[..., first:end, first:end]
-        torch.add(block.tril(), block.tril(-1).mT, out=block)
+        torch.mul(block + block.mT, 0.5, out=block)  # a sum does not depend on the order of two numbers
     return matrix
 
 
