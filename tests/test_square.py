@@ -8,7 +8,7 @@ from gnomon import groups
 from gnomon.groups.base import probe
 from gnomon.optim import INGD, forms
 from gnomon.optim.factors import Covariance, KroneckerFactors, Rows, Statistics
-from gnomon.optim.square import CURVED, Square, largest_eigenvalue
+from gnomon.optim.square import CURVED, Square, largest_eigenvalue, largest_eigenvalue_by_rows
 
 F64 = torch.float64
 
@@ -52,9 +52,7 @@ def test_updates_are_those_of_the_factor(form, limit):
             s = rows[i].mT @ rows[i] * weight
             damping = 0.3 * p[1 - i].diagonal(dim1=-2, dim2=-1).sum(-1) / other
             excess = (damping * estimate(p[i]) - 1).clamp(min=0)
-            # Of rows, their products with each other have the same eigenvalues.
-            sp = s @ p[i] if form is Covariance else rows[i] @ p[i] @ rows[i].mT * weight
-            b = torch.minimum(limit / estimate(sp), 0.25 / excess).clamp(max=rate / 2).view(-1, 1, 1)
+            b = torch.minimum(limit / estimate(s @ p[i]), 0.25 / excess).clamp(max=rate / 2).view(-1, 1, 1)
             wanted.append(plainly_moved(torch.linalg.cholesky(p[i]), s, damping, b))
         groups_ = (factors.left, factors.right)
         p = [g.advance((x,), push, 2)[0] for g, x, push in zip(groups_, p, pushes, strict=True)]
@@ -111,7 +109,7 @@ def test_curvature_of_a_gradient(kinds, shape):
         if ours.seen is None:
             torch.testing.assert_close(ours.half[0], s)
         else:
-            y, z, zx = ours.seen
+            y, z, zx, _ = ours.seen
             square = x @ x.mT
             torch.testing.assert_close(y.mT @ z, square @ s @ square)
             torch.testing.assert_close(y.mT @ zx @ z, square @ s @ square @ s @ square)
@@ -125,12 +123,14 @@ def test_the_largest_eigenvalue():
     for scale in (1e-100, 1.0, 1e100):
         s = x.mT @ x * scale
         true = torch.linalg.matrix_norm(a.mT @ s @ a, 2)
-        for matrix in (s @ a @ a.mT, x @ a @ a.mT @ x.mT * scale):
-            found = largest_eigenvalue(matrix)
-            torch.testing.assert_close(found, estimate(matrix), rtol=1e-10, atol=0)
-            assert (found <= 1.1 * true).all()
-            assert (found >= 0.7 * true).all()
+        found = largest_eigenvalue(s @ a @ a.mT)
+        torch.testing.assert_close(found, estimate(s @ a @ a.mT), rtol=1e-10, atol=0)
+        assert (found <= 1.1 * true).all()
+        assert (found >= 0.7 * true).all()
+        *_, z, zx, rx = Square(30).seen((a @ a.mT,), x * scale**0.5)
+        torch.testing.assert_close(largest_eigenvalue_by_rows(zx, rx, z), found, rtol=1e-10, atol=0)
     assert largest_eigenvalue(0 * a).abs().max() == 0
+    assert largest_eigenvalue_by_rows(0 * zx, 0 * rx, 0 * z).abs().max() == 0
 
 
 @pytest.mark.parametrize("scale", [1e-36, 1e-30, 1e30, 1e34])
@@ -138,7 +138,10 @@ def test_the_largest_eigenvalue_of_numbers_at_the_ends_of_float32(scale):
     flat, steep = torch.ones(2000), torch.logspace(0, -30, 100)
     for spectrum in (flat, steep):
         matrix = torch.diag(spectrum * scale)[None]
-        torch.testing.assert_close(largest_eigenvalue(matrix).double(), estimate(matrix.double()), rtol=1e-5, atol=0)
+        found, x = estimate(matrix.double()), torch.diag(spectrum.sqrt() * scale**0.5)[None]
+        torch.testing.assert_close(largest_eigenvalue(matrix).double(), found, rtol=1e-5, atol=0)
+        *_, z, zx, rx = Square(len(spectrum)).seen((torch.eye(len(spectrum))[None],), x)
+        torch.testing.assert_close(largest_eigenvalue_by_rows(zx, rx, z).double(), found, rtol=1e-5, atol=0)
 
 
 def test_a_move_of_any_length_is_positive_definite():

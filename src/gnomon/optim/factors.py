@@ -301,7 +301,7 @@ def _sight_of_product(group: Group, x: tuple[Tensor, Tensor], z: tuple[Tensor, T
     if not isinstance(group, Square):
         return Sight(group.restrict(x[1], z[1]), None, (x[1] * z[1]).sum((-2, -1)), weight)
     if forms.keep_rows(x[0].shape[-2], group.k):
-        seen = x[1], z[1], z[1] @ x[0].mT
+        seen = group.seen_rows(x[0], x[1], z[1])
         return Sight(seen, None, group.trace(seen), weight)
     return Sight(None, (symmetric_product(x[0].mT, z[0]),), (x[0] * z[1]).sum((-2, -1)), weight)
 

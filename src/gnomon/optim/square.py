@@ -56,9 +56,16 @@ class Square(Dense):
 
     # ------------------------------------------------------------------ curvature
     def seen(self, a: Element, x: Tensor) -> Element:
-        """Y, Z and ``Z X^T`` of ``P S P = Y^T Z``: ``Y = X P``, and for a general ``S = X^T W`` ``Z = W P``."""
         y = product(x, a[0])
-        return y, y, symmetric_product(y, x.mT)
+        return self.seen_rows(x, y, y)
+
+    def seen_rows(self, x: Tensor, y: Tensor, z: Tensor) -> Element:
+        """Of ``S = X^T W``, which may be ``X^T X``, with ``Y = X P`` and ``Z = W P``: Y, Z, ``Z X^T`` and ``r X^T``.
+
+        r is where :func:`largest_eigenvalue` begins.
+        """
+        zx = symmetric_product(z, x.mT) if z is y else z @ x.mT
+        return y, z, zx, probe(self.k, x.dtype, x.device) @ x.mT
 
     def half_seen(self, a: Element, s: Tensor) -> Element:
         return (s,)
@@ -88,14 +95,14 @@ class Square(Dense):
         """
         if half is not None:
             sp = product(half[0], a[0])
-            b, weight, damping = self._rates(a, sp, weight, damping, limit, rate)
+            b, weight, damping = self._rates(a, largest_eigenvalue(sp), weight, damping, limit, rate)
             # S P errs most; as a congruence, P - b (P S P + its transpose) + b^2 (S P)^T P (S P), P stays definite.
             psp = product(a[0], sp)
             taken = symmetric_product(sp.mT, psp).mul_(-CURVED * (b * weight) ** 2)
             return 2 * b, 2 * b * damping, taken.addcmul_(psp + psp.mT, b * weight)
         assert seen is not None
-        y, z, zx = seen
-        b, weight, damping = self._rates(a, zx, weight, damping, limit, rate)
+        y, z, zx, rx = seen
+        b, weight, damping = self._rates(a, largest_eigenvalue_by_rows(zx, rx, z), weight, damping, limit, rate)
         inner = zx * (-CURVED * (b * weight) ** 2)
         inner.diagonal(dim1=-2, dim2=-1).add_((2 * b * weight)[..., 0])
         return 2 * b, 2 * b * damping, y, product(inner, z)
@@ -103,19 +110,19 @@ class Square(Dense):
     def _rates(
         self,
         a: Element,
-        sp: Tensor,
+        largest: Tensor,
         weight: Tensor,
         damping: Tensor,
         limit: float,
         rate: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """b, the weight and the damping as factors for matrices, from ``S P`` or what has the same eigenvalues.
+        """b, the weight and the damping as factors for matrices, from the largest eigenvalue of ``S P``.
 
         Beside the limit, ``2 b (damping p - 1)`` is bounded for the largest eigenvalue p of P: at 1 the second move
         would be singular. A half leaves room for an eigenvalue that is estimated from below.
         """
         excess = (damping * largest_eigenvalue(a[0]) - 1).clamp(min=0)
-        b = torch.minimum(limit / (weight * largest_eigenvalue(sp)), 0.25 / excess).clamp(max=rate / 2)
+        b = torch.minimum(limit / (weight * largest), 0.25 / excess).clamp(max=rate / 2)
         return align(b, a[0]), align(weight.expand_as(b), a[0]), align(damping.expand_as(b), a[0])
 
     def advance(self, a: Element, n: Element, order: int | None, factor: float = 1.0) -> Element:
@@ -137,18 +144,44 @@ class Square(Dense):
 
 
 def largest_eigenvalue(matrix: Tensor) -> Tensor:
-    """Of a matrix that is similar to a positive semi-definite one, by eight steps of the power method.
+    """Of a matrix that is similar to a positive semi-definite one, by eight steps of the power method."""
+    row = probe(matrix.shape[-1], matrix.dtype, matrix.device).expand(*matrix.shape[:-2], 1, -1)
+    unit, *rows = _powers(matrix, row, 9)
+    return _growth(torch.cat(rows, -2)) * unit
 
-    It lies between the trace and its k-th part. In units of their geometric mean nine steps lengthen or shorten a row
-    by ``k^4.5`` at most, and it begins as long as the root of the unit, so that before and after a product it is as
-    far from the ends of the numbers: it needs no normalization on the way, however large or small the matrix is.
+
+def largest_eigenvalue_by_rows(zx: Tensor, rx: Tensor, z: Tensor) -> Tensor:
+    """The same of ``X^T Z``, from ``Z X^T`` and from ``r X^T`` for the r where the power method begins.
+
+    ``r (X^T Z)^j`` is ``(r X^T) (Z X^T)^(j-1) Z``.
     """
-    k, tiny = matrix.shape[-1], torch.finfo(matrix.dtype).tiny
+    unit, *rows = _powers(zx, _of_length_one(rx.unsqueeze(-2)), 8)
+    return _growth(matmul(_of_length_one(torch.cat(rows, -2)), z)) * unit
+
+
+def _powers(matrix: Tensor, row: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
+    """A unit, and the row after the last step but one and after the last, in that unit.
+
+    The largest eigenvalue lies between the trace and its k-th part. In units of their geometric mean nine steps
+    lengthen or shorten a row by ``k^4.5`` at most, and it begins as long as the root of the unit, so that before and
+    after a product it is as far from the ends of the numbers: it needs no normalization on the way, however large or
+    small the matrix is.
+    """
     trace = matrix.diagonal(dim1=-2, dim2=-1).sum(-1)
-    unit = align((trace / math.sqrt(k)).clamp(min=tiny), matrix)
-    row = unit.sqrt() * probe(k, matrix.dtype, matrix.device)
-    for _ in range(9):
-        row, last = matmul(row / unit, matrix), row
-    # In float64, where no square of a float32 vanishes.
-    length, before = (torch.linalg.vector_norm(r, dim=(-2, -1), dtype=torch.float64) for r in (row, last))
-    return (length / before.clamp(min=tiny)).to(matrix.dtype) * unit[..., 0, 0]
+    unit = (trace / math.sqrt(matrix.shape[-1])).clamp(min=torch.finfo(matrix.dtype).tiny)
+    divisor = align(unit, matrix)
+    row = last = divisor.sqrt() * row
+    for _ in range(steps):
+        row, last = matmul(row / divisor, matrix), row
+    return unit, last, row
+
+
+def _of_length_one(rows: Tensor) -> Tensor:
+    length = torch.linalg.vector_norm(rows, dim=(-2, -1), keepdim=True, dtype=torch.float64)
+    return rows / length.clamp(min=torch.finfo(rows.dtype).tiny).to(rows.dtype)
+
+
+def _growth(rows: Tensor) -> Tensor:
+    """How many times as long as the first row the second is; in float64, where no square of a float32 vanishes."""
+    first, second = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).unbind(-1)
+    return (second / first.clamp(min=torch.finfo(rows.dtype).tiny)).to(rows.dtype)
