@@ -17,7 +17,7 @@ LARGE = 600
 """From this size on a product with rows at odd places in memory takes 1.3 times as long."""
 PANEL = 128
 """Rows of a symmetric product that are computed at a time, at least: fewer would take as long."""
-PANELS = 9
+PANELS = 16
 """At most so many, whose rows are more then: devices with many cores need large products."""
 
 
