@@ -282,7 +282,7 @@ def test_the_root_mean_square_of_directions_in_float16():
 
 @pytest.mark.parametrize("scale", [1e-32, 1e-17, 1e-14, 1.0, 1e14, 1e17, 1e32])
 def test_the_root_mean_square_of_directions(scale):
-    torch.manual_seed(0)
+    torch.manual_seed(1)
     shapes = (1, 501, 100), (3, 35, 20), (1, 1, 5000), (1, 5000, 1), (2, 1, 1)
     stacks = [scale * torch.randn(shape) for shape in shapes]
     stacks[0], stacks[1] = stacks[0][..., :99], stacks[1][..., :19]  # with gaps between the rows
@@ -292,8 +292,8 @@ def test_the_root_mean_square_of_directions(scale):
     if 1e-15 < scale < 1e15:
         close(found, true, 1e-6)
     else:
-        # Three deviations of a sample. Of a single number the mean magnitude says nothing.
-        assert ((found / true)[:-2] - 1).abs().max() < 0.08
+        # Two deviations of a sample. Of a single number the mean magnitude says nothing.
+        assert ((found / true)[:-2] - 1).abs().max() < 0.05
         assert ((found / true) > 0.5).all()
         assert ((found / true) < 2).all()
     close(rms_of([stack.double() for stack in stacks], stacks[0].device), true)
