@@ -108,6 +108,11 @@ class Group(ABC):
     has_matrix_exp: bool = True
     """Whether ``exp`` is the matrix exponential; otherwise it agrees with it to first order."""
 
+    @property
+    def has_scalars(self) -> bool:
+        """Whether multiples of an element, block by block, are its multiples as a matrix and elements too."""
+        return self.is_algebra
+
     # ------------------------------------------------------------------ storage
     @property
     def numel(self) -> int:
@@ -357,6 +362,10 @@ class Group(ABC):
     def advance(self, a: Element, n: Element, order: int | None, factor: float = 1.0) -> Element:
         """About :meth:`move` along ``factor N`` with ``N = D . eta``, in the coordinate space of the group."""
         return self.move(a, n if factor == 1 else times(factor, n), order)
+
+    def scaled(self, a: Element, factor: Tensor) -> Element:
+        """``factor A`` for a factor of the batch shape, where :attr:`has_scalars`."""
+        return tuple(block * align(factor, block) for block in a)
 
     def compress(self, n: Element) -> Tensor:
         """An algebra element ``D . eta`` as one tensor that holds every number once."""

@@ -74,6 +74,10 @@ class BlockTriangular(Group):
     def _arguments(self) -> str:
         return f"({', '.join(map(repr, self.blocks))}), upper={self.upper}"
 
+    @property
+    def has_scalars(self) -> bool:
+        return all(block.has_scalars for block in self.blocks)
+
     # Each operation works on (source, target, coupling); these two convert from and to the stored order.
     def _open(self, a: Element) -> tuple[Element, Element, Tensor]:
         cut = len(self.first.shapes)

@@ -31,7 +31,7 @@ def costs(factors: KroneckerFactors, blocks: int, order: int) -> tuple[int, int]
     entries = blocks * (sum(group.numel for group in groups) + factors.left.k * factors.right.k)
     with FlopCounterMode(display=False) as counter:
         seen = [_seen_once(group, a) for group, a in zip(groups, (k, c), strict=True)]
-        pressures = factors.pressure(k, c, Curvature(seen[0], seen[1], ones), 0.1)
+        pressures = factors.pressure(k, c, Curvature(seen[0], seen[1], ones, ones), 0.1)
         for group, factor, m in zip(groups, (k, c), pressures, strict=True):
             group.advance(factor, m, order)
             if type(group) is Dense:
@@ -51,5 +51,5 @@ def _seen_once(group: Group, a: Element) -> Sight:
     """A single row, or a sum of squares where many rows are kept as that."""
     blocks, k = group.batch_shape(a)[0], group.k
     rows = torch.ones(blocks, 1, k, device="meta")
-    kept = Covariance(torch.ones(blocks, k, k, device="meta")) if group.keeps_covariance else None
+    kept = Covariance(rows.new_ones(blocks, k, k), rows.new_ones(blocks)) if group.keeps_covariance else None
     return kept.sight(group, a) if kept else Sight(group.seen(a, rows), None, rows.new_ones(blocks), rows.new_ones(()))

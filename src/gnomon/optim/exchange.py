@@ -12,6 +12,7 @@ from ..groups import Element, Group, symmetric
 from .factors import Covariance, Moment, Seen, Statistics, additive
 from .moves import Tracked, alike, portions
 from .ranks import Message, Ranks
+from .rounding import power_of_two
 
 BUCKET = 2**25
 """Bytes of a message: as many layers as fit into it travel together."""
@@ -29,11 +30,16 @@ def statistics_size(tracked: Tracked) -> int:
     return moment_size(factors.left, blocks) + moment_size(factors.right, blocks) + 2
 
 
-def encoded(tracked: Tracked, factors: tuple[Element | None, Element | None], statistics: Statistics) -> Tensor:
-    """Statistics as one vector, in which sums over batches and ranks are sums of statistics."""
+def encoded(
+    tracked: Tracked,
+    factors: tuple[Element | None, Element | None],
+    statistics: Statistics,
+    units: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Statistics in given units as one vector, in which sums over batches and ranks are sums of statistics."""
     groups, moments = (tracked.factors.left, tracked.factors.right), (statistics.inputs, statistics.outputs)
-    sides = zip(groups, factors, moments, strict=True)
-    parts = [part for group, a, moment in sides for part in _sent(additive(group, a, moment))]
+    sides = zip(groups, factors, moments, units, strict=True)
+    parts = [part for group, a, moment, unit in sides for part in _sent(additive(group, a, moment).in_unit(unit))]
     counts = [parts[0].new_full((1,), count) for count in (statistics.rows, statistics.terms)]
     return torch.cat([part.flatten() for part in (*parts, *counts)])
 
@@ -42,27 +48,34 @@ def _sent(moment: Moment) -> Sequence[Tensor]:
     return (symmetric.pack(moment.s),) if isinstance(moment, Covariance) else moment.tensors
 
 
-def decoded(tracked: Tracked, vector: Tensor, ranks: int) -> Statistics:
+def decoded(tracked: Tracked, vector: Tensor, units: tuple[Tensor, Tensor], ranks: int) -> Statistics:
     """Of all ranks together, as means: the loss is the mean of theirs, which divides each output gradient once more."""
     blocks, groups = tracked.layer.blocks, (tracked.factors.left, tracked.factors.right)
     *moments, counts = vector.split([*(moment_size(group, blocks) for group in groups), 2])
-    inputs, outputs = (_received(group, blocks, part) for group, part in zip(groups, moments, strict=True))
+    sides = zip(groups, moments, units, strict=True)
+    inputs, outputs = (_received(group, blocks, part, unit) for group, part, unit in sides)
     rows, terms = counts.unbind()
     return Statistics(
-        inputs.of([t / rows for t in inputs.tensors]),  # not finite where no rank has seen the layer: it stays
-        outputs.of([t * (terms / ranks**2) for t in outputs.tensors]),
+        inputs.of([t / rows for t in inputs.tensors], inputs.unit),  # not finite where no rank has seen the layer
+        outputs.of([t * (terms / ranks**2) for t in outputs.tensors], outputs.unit),
         rows=1,
         terms=1,
     )
 
 
-def _received(group: Group, blocks: int, part: Tensor) -> Moment:
+def _received(group: Group, blocks: int, part: Tensor, unit: Tensor) -> Moment:
+    """A moment in the unit that its own size asks for, whatever that of the message was."""
+    moment = _moment_of(group, blocks, part, unit)
+    return moment.in_unit(unit * power_of_two(moment.energy.sqrt()))
+
+
+def _moment_of(group: Group, blocks: int, part: Tensor, unit: Tensor) -> Moment:
     if group.keeps_covariance:
-        return Covariance(symmetric.unpack(part.view(blocks, -1), group.k))
+        return Covariance(symmetric.unpack(part.view(blocks, -1), group.k), unit)
     shapes = [(blocks, *shape) for shape in (*group.shapes, ())]
     tensors = part.split([torch.Size(shape).numel() for shape in shapes])
     *element, total = (tensor.view(shape) for tensor, shape in zip(tensors, shapes, strict=True))
-    return Seen(tuple(element), total)
+    return Seen(tuple(element), total, unit)
 
 
 # ---------------------------------------------------------------------- messages
@@ -97,6 +110,8 @@ class Exchange:
         self._unsent = True  # whether there is something that no message has taken
         self._buckets = self._filled(list(zip(layers, owners, strict=True)))
         self._bucket_of = {tracked.index: bucket for bucket in self._buckets for tracked in bucket.layers}
+        self.units: dict[int, tuple[Tensor, Tensor]] = {}
+        """By layer, the units in which all ranks send moments of inputs and of output gradients."""
 
     def _filled(self, owned: list[tuple[Tracked, int | None]]) -> list[Bucket]:
         """In the order in which a backward pass completes them."""
@@ -124,6 +139,30 @@ class Exchange:
     def is_empty(self) -> bool:
         """Whether nothing has come since the last step."""
         return not any(bucket.waiting or bucket.messages for bucket in self._buckets)
+
+    def has_units(self, due: Collection[Tensor]) -> bool:
+        """Whether the ranks know the units of all layers that are due."""
+        layers = (tracked for bucket in self._buckets for tracked in bucket.layers if tracked.layer.weight in due)
+        return all(tracked.index in self.units for tracked in layers)
+
+    def agree_on_units(self, due: Collection[Tensor]) -> None:
+        """The largest unit of any rank becomes that of all, for layers that have none yet; all ranks take part."""
+        layers = [tracked for bucket in self._buckets for tracked in bucket.layers if tracked.layer.weight in due]
+        for same in alike(layers, lambda t: (self._dtype(t), t.layer.weight.device)):
+            new = [tracked for tracked in same if tracked.index not in self.units]
+            if not new:
+                continue
+            known = [u for t in new for u in self._own_units(t)]
+            largest = self._ranks.maximum(torch.cat(known))
+            agreed = torch.where((largest > 0) & largest.isfinite(), largest, 1).split([len(u) for u in known])
+            self.units |= {t.index: (agreed[2 * i], agreed[2 * i + 1]) for i, t in enumerate(new)}
+
+    def _own_units(self, tracked: Tracked) -> tuple[Tensor, Tensor]:
+        """Of what this rank's batch gave; zeros where it gave nothing."""
+        if tracked.statistics is not None:
+            return tracked.statistics.inputs.unit, tracked.statistics.outputs.unit
+        none = torch.zeros(tracked.layer.blocks, dtype=self._dtype(tracked), device=tracked.layer.weight.device)
+        return none, none
 
     def put(self, tracked: Tracked, vector: Tensor) -> None:
         """Statistics of a layer, for the next message."""

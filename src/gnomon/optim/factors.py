@@ -14,6 +14,7 @@ from ..groups import Diagonal, Element, Group
 from ..groups.base import align
 from ..groups.products import symmetric_product
 from . import forms
+from .rounding import power_of_two
 from .square import Square
 
 
@@ -32,7 +33,14 @@ class Sight:
 
 
 class Moment(ABC):
-    """A sum of squares ``x x^T`` over rows, in the form that is cheapest to keep."""
+    """A sum of squares ``x x^T`` over rows, in the form that is cheapest to keep.
+
+    Rows are stored in a unit of their own, a power of two near their largest entry, so that no square and no product
+    of squares overflows or vanishes, however large or small the rows are.
+    """
+
+    unit: Tensor
+    """The unit of the rows in each block: the moment is ``unit^2`` times what is stored."""
 
     @abstractmethod
     def sight(self, group: Group, a: Element) -> Sight:
@@ -49,8 +57,13 @@ class Moment(ABC):
         """What it is made of, each with the blocks along the first dimension."""
 
     @abstractmethod
-    def of(self, tensors: Sequence[Tensor]) -> Moment:
+    def of(self, tensors: Sequence[Tensor], unit: Tensor) -> Moment:
         """Another of the same form."""
+
+    def in_unit(self, unit: Tensor) -> Moment:
+        """The same moment in another unit."""
+        factor = (self.unit / unit).square()
+        return self.of([t * align(factor, t) for t in self.tensors], unit)
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,7 @@ class Rows(Moment):
     """Few rows, as they are: ``(blocks, n, k)``."""
 
     x: Tensor
+    unit: Tensor
 
     def sight(self, group: Group, a: Element) -> Sight:
         seen = group.seen(a, self.x)
@@ -71,8 +85,11 @@ class Rows(Moment):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.x,)
 
-    def of(self, tensors: Sequence[Tensor]) -> Rows:
-        return Rows(*tensors)
+    def of(self, tensors: Sequence[Tensor], unit: Tensor) -> Rows:
+        return Rows(*tensors, unit)
+
+    def in_unit(self, unit: Tensor) -> Rows:
+        return Rows(self.x * align(self.unit / unit, self.x), unit)
 
 
 @dataclass(frozen=True)
@@ -80,6 +97,7 @@ class Covariance(Moment):
     """Many rows, as ``x^T x``: ``(blocks, k, k)``."""
 
     s: Tensor
+    unit: Tensor
 
     def sight(self, group: Group, a: Element) -> Sight:
         half = group.half_seen(a, self.s)
@@ -93,8 +111,8 @@ class Covariance(Moment):
     def tensors(self) -> tuple[Tensor, ...]:
         return (self.s,)
 
-    def of(self, tensors: Sequence[Tensor]) -> Covariance:
-        return Covariance(*tensors)
+    def of(self, tensors: Sequence[Tensor], unit: Tensor) -> Covariance:
+        return Covariance(*tensors, unit)
 
 
 @dataclass(frozen=True)
@@ -103,6 +121,7 @@ class Seen(Moment):
 
     element: Element
     total: Tensor
+    unit: Tensor
 
     def sight(self, group: Group, a: Element) -> Sight:
         return Sight(self.element, None, group.trace(self.element), self.total.new_ones(()))
@@ -115,24 +134,37 @@ class Seen(Moment):
     def tensors(self) -> tuple[Tensor, ...]:
         return (*self.element, self.total)
 
-    def of(self, tensors: Sequence[Tensor]) -> Seen:
-        return Seen(tuple(tensors[:-1]), tensors[-1])
+    def of(self, tensors: Sequence[Tensor], unit: Tensor) -> Seen:
+        return Seen(tuple(tensors[:-1]), tensors[-1], unit)
+
+
+def in_units(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows in a unit of their own for each block, and that unit: a power of two near the largest entry."""
+    if rows[0].numel() == 0:
+        return rows, rows.new_ones(len(rows))
+    low, high = rows.flatten(1).aminmax(dim=1)
+    unit = power_of_two(torch.maximum(-low, high))
+    return rows / align(unit, rows), unit
 
 
 def moment(group: Group, a: Element | None, rows: Tensor) -> Moment:
     """From rows of shape ``(blocks, n, k)``, or from indices of unit vectors, ``(blocks, n)``; no factor is I."""
-    if rows.is_floating_point() and group.keeps_covariance and forms.keep_rows(rows.shape[-2], group.k):
-        return Rows(rows)
-    return settled(group, a, rows)
-
-
-def settled(group: Group, a: Element | None, rows: Tensor) -> Moment:
-    """In a form that adds up over batches and ranks."""
     if not rows.is_floating_point():
         return _index_moment(group, a, rows)
+    return _in_cheapest_form(group, a, *in_units(rows))
+
+
+def _in_cheapest_form(group: Group, a: Element | None, rows: Tensor, unit: Tensor) -> Moment:
+    if group.keeps_covariance and forms.keep_rows(rows.shape[-2], group.k):
+        return Rows(rows, unit)
+    return settled(group, a, rows, unit)
+
+
+def settled(group: Group, a: Element | None, rows: Tensor, unit: Tensor) -> Moment:
+    """In a form that adds up over batches and ranks."""
     if group.keeps_covariance:
-        return Covariance(symmetric_product(rows.mT, rows))
-    return Seen(group.restrict(rows, rows) if a is None else group.gram(a, rows), _squared_length(rows))
+        return Covariance(symmetric_product(rows.mT, rows), unit)
+    return Seen(group.restrict(rows, rows) if a is None else group.gram(a, rows), _squared_length(rows), unit)
 
 
 def _index_moment(group: Group, a: Element | None, indices: Tensor) -> Moment:
@@ -141,7 +173,7 @@ def _index_moment(group: Group, a: Element | None, indices: Tensor) -> Moment:
     dtype = torch.get_default_dtype() if a is None else a[0].dtype
     counts = torch.zeros(indices.shape[0], group.k + 1, dtype=dtype, device=indices.device)
     counts = counts.scatter_add_(1, indices, torch.ones_like(indices, dtype=dtype))[:, :-1]
-    return Seen((counts if a is None else a[0].square() * counts,), counts.sum(-1))
+    return Seen((counts if a is None else a[0].square() * counts,), counts.sum(-1), counts.new_ones(len(counts)))
 
 
 def _squared_length(rows: Tensor) -> Tensor:
@@ -171,7 +203,10 @@ def joined(parts: Sequence[Statistics]) -> Statistics:
     if len(parts) == 1:
         return parts[0]
     inputs, outputs = (
-        moments[0].of([torch.cat(tensors) for tensors in zip(*(m.tensors for m in moments), strict=True)])
+        moments[0].of(
+            [torch.cat(tensors) for tensors in zip(*(m.tensors for m in moments), strict=True)],
+            torch.cat([m.unit for m in moments]),
+        )
         for moments in ([s.inputs for s in parts], [s.outputs for s in parts])
     )
     return replace(parts[0], inputs=inputs, outputs=outputs)
@@ -184,12 +219,29 @@ class Curvature:
     in_k: Sight
     in_c: Sight
     mean: Tensor
+    unit: Tensor
+    """All three are in this unit, in float64, where the square of no unit of rows overflows."""
 
-    def relative_to(self, level: Tensor) -> Curvature:
-        """The curvature in units of ``level``, or of its own mean where that is zero."""
-        unit = torch.where(level > 0, level, self.mean)
-        unit = torch.where(unit > 0, unit, 1)
-        return Curvature(self.in_k.times(1 / unit), self.in_c.times(1 / unit), self.mean / unit)
+    @property
+    def absolute_mean(self) -> Tensor:
+        """The mean without a unit, in float64."""
+        return self.mean * self.unit
+
+    def relative_to(self, level: Tensor | None = None) -> Curvature:
+        """The curvature over ``level``, an absolute mean; over its own mean without one, or where that is zero."""
+        factor = 1 / torch.where(self.mean > 0, self.mean, 1)
+        if level is not None:
+            factor = torch.where(level > 0, (self.unit / level).to(factor.dtype), factor)
+        return self._times(factor)
+
+    def absolute(self) -> Curvature:
+        """The curvature without a unit."""
+        return self._times(self.unit.to(self.mean.dtype))
+
+    def _times(self, factor: Tensor) -> Curvature:
+        return Curvature(
+            self.in_k.times(factor), self.in_c.times(factor), self.mean * factor, torch.ones_like(self.unit)
+        )
 
 
 @dataclass(frozen=True)
@@ -218,8 +270,8 @@ class KroneckerFactors:
         """Means instead of sums, of one row and one term."""
         inputs, outputs = additive(self.left, k, s.inputs), additive(self.right, c, s.outputs)
         return Statistics(
-            inputs.of([t / max(s.rows, 1) for t in inputs.tensors]),
-            outputs.of([t * s.terms for t in outputs.tensors]),
+            inputs.of([t / max(s.rows, 1) for t in inputs.tensors], inputs.unit),
+            outputs.of([t * s.terms for t in outputs.tensors], outputs.unit),
             1,
             1,
         )
@@ -232,6 +284,7 @@ class KroneckerFactors:
             in_k.times(in_c.trace * (weight / d)),
             in_c.times(in_k.trace * (weight / p)),
             s.inputs.energy * s.outputs.energy * (weight / (d * p)),
+            (s.inputs.unit.double() * s.outputs.unit.double()).square(),
         )
 
     def gradient_curvature(self, k: Element, c: Element, gradient: Tensor) -> Curvature:
@@ -240,6 +293,7 @@ class KroneckerFactors:
         At the fixed point ``S_a = E[G S_b^-1 G^T] / p`` and ``S_b = E[G^T S_a^-1 G] / d`` with ``C C^T = S_a^-1`` and
         ``K K^T = S_b^-1``: the Kronecker product nearest to the covariance of G in the sense of Kullback and Leibler.
         """
+        gradient, unit = in_units(gradient)
         d, p, one = self.right.k, self.left.k, gradient.new_ones(())
         through_c = _times_factor(self.right, c, gradient.mT).mT
         through_both = _times_factor(self.left, k, through_c)
@@ -254,7 +308,25 @@ class KroneckerFactors:
             _sight_of_product(self.left, start_k, of_k, one / d),
             _sight_of_product(self.right, start_c, of_c, one / p),
             gradient.square().mean((-2, -1)),
+            unit.double().square(),
         )
+
+    def sizes(self, k: Element, c: Element) -> tuple[Tensor, Tensor]:
+        """``tr(K^T K) / p`` and ``tr(C^T C) / d``."""
+        return self.left.squared_norm(k) / self.left.k, self.right.squared_norm(c) / self.right.k
+
+    def imbalance(self, k: Element, c: Element) -> Tensor | None:
+        """By what K may be divided and C multiplied, a power of two; None where a factor has no scale of its own.
+
+        ``K K^T x C C^T`` does not change with it, to the last bit. The scales of K and C alone are held by nothing, and
+        the higher orders of the update let them drift apart until products overflow. So they are balanced as soon as
+        ``tr(K^T K) / p`` and ``tr(C^T C) / d`` differ by a factor of 16.
+        """
+        if not (self.left.has_scalars and self.right.has_scalars):
+            return None
+        size_k, size_c = self.sizes(k, c)
+        exponent = (torch.log2(size_k / size_c) / 4).trunc()
+        return torch.exp2(torch.where(exponent.isfinite(), exponent, 0))
 
     def pressure(
         self,
@@ -271,8 +343,8 @@ class KroneckerFactors:
         ``limit`` in the spectral norm, the rate included, it is scaled back to that, as a whole: to scale the curvature
         alone would leave the growth by the identity without a counterweight.
         """
-        damping_k = damping * self.right.squared_norm(c) / self.right.k
-        damping_c = damping * self.left.squared_norm(k) / self.left.k
+        size_k, size_c = self.sizes(k, c)
+        damping_k, damping_c = damping * size_c, damping * size_k
         return (
             _half_projected(self.left, k, curvature.in_k, damping_k, limit, rate),
             _half_projected(self.right, c, curvature.in_c, damping_c, limit, rate),
@@ -281,14 +353,16 @@ class KroneckerFactors:
 
 def additive(group: Group, a: Element | None, m: Moment) -> Moment:
     """In a form that adds up over batches and ranks."""
-    return settled(group, a, m.x) if isinstance(m, Rows) else m
+    return settled(group, a, m.x, m.unit) if isinstance(m, Rows) else m
 
 
 def _sum(group: Group, a: Element | None, one: Moment, other: Moment) -> Moment:
+    unit = torch.maximum(one.unit, other.unit)
+    one, other = one.in_unit(unit), other.in_unit(unit)
     if isinstance(one, Rows) and isinstance(other, Rows):
-        return moment(group, a, torch.cat([one.x, other.x], -2))
+        return _in_cheapest_form(group, a, torch.cat([one.x, other.x], -2), unit)
     one, other = additive(group, a, one), additive(group, a, other)
-    return one.of([s + t for s, t in zip(one.tensors, other.tensors, strict=True)])
+    return one.of([s + t for s, t in zip(one.tensors, other.tensors, strict=True)], unit)
 
 
 def _times_factor(group: Group, a: Element, rows: Tensor) -> Tensor:

@@ -7,23 +7,24 @@ import math
 import torch
 from torch import Tensor
 
-from .moves import NORMAL, SAFE_RMS
+from .moves import SAFE_RMS
 
 Place = tuple[Tensor, Tensor, Tensor]
 """A parameter W, its part of the layer's direction D, and its average B."""
 
 
-def move(layers: list[list[Place]], may: Tensor, rates: Tensor) -> None:
+def move(layers: list[list[Place]], may: Tensor, units: Tensor, rates: Tensor) -> None:
     """``B <- momentum B + (1 - momentum) D`` and ``W <- (1 - decay) W - lr step_rms A / rms(A)``, in place.
 
     A is Nesterov's ``momentum B + (1 - momentum) D`` with the new B. Nothing changes in a layer where ``may`` is False,
-    or where A is zero or not finite. ``rates`` are step_rms, momentum, and for each parameter lr and decay.
+    or where A is zero or not finite. ``units`` are powers of two near the largest entry of each layer's gradient,
+    ``rates`` are step_rms, momentum, and for each parameter lr and decay.
     """
     step_rms, momentum, *own = rates.unbind()
     of_parts = zip(own[::2], own[1::2], strict=True)
-    for places, allowed in zip(layers, may.unbind(), strict=True):
+    for places, allowed, unit in zip(layers, may.unbind(), units.unbind(), strict=True):
         ahead = [d + momentum**2 * (b - d) for _, d, b in places]
-        rms = _rms(ahead)
+        rms = _rms(ahead, unit)
         moves = allowed & (rms > 0) & (rms < math.inf)
         length = step_rms / rms.clamp(min=torch.finfo(torch.float32).tiny)  # finite, where A hardly is a number
         for (w, _, b), a, (lr, decay) in zip(places, ahead, of_parts, strict=False):
@@ -31,12 +32,12 @@ def move(layers: list[list[Place]], may: Tensor, rates: Tensor) -> None:
             w.copy_(torch.where(moves, w - decay * w - lr * length * a, w))
 
 
-def _rms(tensors: list[Tensor]) -> Tensor:
-    """Of all numbers together; as :func:`~gnomon.optim.moves.rms_of` has it where squares vanish or overflow."""
+def _rms(tensors: list[Tensor], unit: Tensor) -> Tensor:
+    """Of all numbers together, in a unit where squares would vanish or overflow."""
     size, (low, high) = sum(t.numel() for t in tensors), SAFE_RMS[tensors[0].dtype]
     usual = (_total([t.square() for t in tensors]) / size).sqrt()
-    rough = _total([t.abs() * (1 / size) for t in tensors]) / NORMAL
-    return torch.where((usual <= low) | (usual >= high), rough, usual)
+    scaled = (_total([(t / unit).square() for t in tensors]) / size).sqrt() * unit
+    return torch.where((usual > low) & (usual < high), usual, scaled)
 
 
 def _total(tensors: list[Tensor]) -> Tensor:

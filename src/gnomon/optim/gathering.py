@@ -153,23 +153,29 @@ class Gathering(Stepping):
             exchange.begin(task)
             torch.autograd.Variable._execution_engine.queue_callback(self._end_pass)
         tracked.expected -= 1
-        if self._sharing.sends_now and tracked.expected <= 0:
+        if self._may_send() and tracked.expected <= 0:
             self._put(tracked)
             exchange.send_full(self._due)
+
+    def _may_send(self) -> bool:
+        """Whether statistics may leave during a backward pass; the first ones wait until ranks agree on their units."""
+        exchange = self._sharing.exchange
+        return exchange is not None and self._sharing.sends_now and exchange.has_units(self._due)
 
     @torch.no_grad()
     def _end_pass(self) -> None:
         """At the end of a backward pass the rest goes on its way too, unless more passes come before the step."""
         exchange = self._sharing.exchange
-        if exchange is not None and self._sharing.sends_now:
+        if exchange is not None and self._may_send():
             for tracked in self._tracked.values():
                 self._put(tracked)
             exchange.send_rest(self._due)
 
     def _put(self, tracked: Tracked) -> None:
         if self._sharing.exchange is not None and tracked.statistics is not None:
-            vector = encoded(tracked, self._seen_from(tracked), tracked.statistics)
-            self._sharing.exchange.put(tracked, vector)
+            exchange = self._sharing.exchange
+            units = exchange.units[tracked.index]
+            exchange.put(tracked, encoded(tracked, self._seen_from(tracked), tracked.statistics, units))
             tracked.statistics = None
 
     def _share_statistics(self) -> None:
@@ -178,6 +184,7 @@ class Gathering(Stepping):
         if exchange is None or not self._due or self._closed:
             return
         due = [t for t in self._tracked.values() if t.views and t.layer.weight in self._due]
+        exchange.agree_on_units(self._due)
         for tracked in due:
             self._put(tracked)
         sums = exchange.collect(self._due)
@@ -185,7 +192,8 @@ class Gathering(Stepping):
             vector = sums.get(tracked.index)
             # A layer that was never seen may have been at other ranks: its count of rows tells.
             if vector is not None and (tracked.backward is not None or float(vector[-2]) > 0):
-                tracked.statistics = decoded(tracked, vector, self._sharing.ranks.count)
+                units, count = exchange.units[tracked.index], self._sharing.ranks.count
+                tracked.statistics = decoded(tracked, vector, units, count)
 
     def observe(self, output: Tensor, likelihood: Likelihood = "categorical") -> None:
         """For ``fisher="mc"``: statistics from targets that are drawn from the model's own predictions.

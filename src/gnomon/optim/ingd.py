@@ -300,8 +300,8 @@ class INGD(LayerwiseOptimizer):
                 if (key := _key(name, group)) in shapes:
                     state[key] = group.pack(group.identity((tracked.layer.blocks,), **place)).contiguous()
             if "level" in shapes:
-                level = torch.zeros(tracked.layer.blocks, dtype=self._computing_dtype(tracked), device=weight.device)
-                state["level"] = level
+                # In float64, where the square of no gradient in float32 overflows or vanishes.
+                state["level"] = torch.zeros(tracked.layer.blocks, dtype=torch.float64, device=weight.device)
 
     def _factors(self, stack: list[Tracked], dtype: torch.dtype) -> tuple[Element, Element]:
         """K and C of layers of one kind, in a type."""
@@ -320,7 +320,7 @@ class INGD(LayerwiseOptimizer):
             None if factors.right.keeps_covariance else self._factor([tracked], "C", dtype),
         )
 
-    def _update(self, stack: list[Tracked], group: Settings, ok: Tensor) -> None:
+    def _update(self, stack: list[Tracked], group: Settings, ok: Tensor) -> Tensor:
         factors, dtype, fixed = stack[0].factors, self._computing_dtype(stack[0]), self._fixed
         k, c = self._factors(stack, dtype)
         known = [tracked.statistics for tracked in stack if tracked.statistics is not None]
@@ -348,6 +348,7 @@ class INGD(LayerwiseOptimizer):
                 self._store(stack, key, value, group)
         for tracked in stack:
             tracked.cache.clear()
+        return new.finite
 
     def _compiles_updates(self, factors: KroneckerFactors) -> bool:
         """Large products and Fourier transforms take longer that way."""

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from ..groups import Dense
 from ..groups.base import align
-from .factors import joined
+from .factors import in_units, joined
 from .layers import Approximation
 from .layerwise import LayerwiseOptimizer
 from .moves import Tracked, cat
+from .renewal import finite_layers
 from .rounding import promoted
 from .settings import PRESETS, Scalar, Settings
 from .summary import Row
@@ -107,40 +108,54 @@ class KFAC(LayerwiseOptimizer):
     def _seen_from(self, tracked: Tracked) -> tuple[None, None]:
         return None, None
 
-    def _update(self, stack: list[Tracked], group: Settings, ok: Tensor) -> None:
+    def _update(self, stack: list[Tracked], group: Settings, ok: Tensor) -> Tensor:
         self._started(stack)
         means = self._means(stack)
         new: dict[str, Tensor] = {}
-        for name, mean in zip("AS", means, strict=True):
-            # The first batch replaces the start, unless the start counts.
-            weight = mean.new_full((len(mean),), 1 - group["decay"])
-            if self._fixed["relative"]:
-                weight = torch.where(self._gathered(stack, f"{name}_updates") == 0, 1, weight)
+        for name, (mean, unit) in zip("AS", means, strict=True):
             old = self._gathered(stack, name)
-            new[name] = old.lerp(mean.view_as(old), align(weight, old))
+            mean, weight = mean.view_as(old), mean.new_full((len(mean),), 1 - group["decay"])
+            if self._fixed["relative"]:
+                # The first batch replaces the start. Averages are in a unit of their own, as moments are.
+                is_first = self._gathered(stack, f"{name}_updates") == 0
+                weight, known = torch.where(is_first, 1, weight), self._gathered(stack, f"{name}_unit")
+                common = torch.where(is_first, unit, torch.maximum(known, unit))
+                old = old * align((known / common).square(), old)
+                mean, unit = mean * align((unit / common).square(), mean), common
+                new[f"{name}_unit"] = unit
+            else:
+                mean = mean * align(unit.square(), mean)
+            new[name] = old.lerp(mean, align(weight, old))
             new[f"{name}_inverse"] = self._inverse(new[name], group["damping"])
-        gates = self._finite_blocks(stack, new.values(), ok).to(self._computing_dtype(stack[0]))
+        finite = finite_layers([value for value in new.values() if value.ndim > 1], len(stack))
+        ok = ok.to(finite.device)
+        self._count("skipped_updates", (ok & ~finite).sum())
+        gates = (ok & finite).repeat_interleave(stack[0].layer.blocks).to(self._computing_dtype(stack[0]))
         for key, value in new.items():
             # Weights of zero and one: to choose between old and new values would take eight times as long.
             old = self._gathered(stack, key)
             self._scatter(stack, key, old.lerp_(value.nan_to_num_(0.0, 0.0, 0.0), align(gates, value)))
         for name in "AS":
             self._scatter(stack, f"{name}_updates", self._gathered(stack, f"{name}_updates") + gates)
+        return finite
 
-    def _means(self, stack: list[Tracked]) -> tuple[Tensor, Tensor]:
-        """``mu_AA`` and ``mu_GG``; where there are no rows, ``G^T S^-1 G / d`` and ``G A^-1 G^T / p``."""
+    def _means(self, stack: list[Tracked]) -> tuple[tuple[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """``mu_AA`` and ``mu_GG``; where there are no rows, ``G^T S^-1 G / d`` and ``G A^-1 G^T / p``.
+
+        Each comes with the unit of its rows.
+        """
         factors, dtype = stack[0].factors, self._computing_dtype(stack[0])
         left, right = factors.left, factors.right
         known = [tracked.statistics for tracked in stack if tracked.statistics is not None]
         if known:
             s = factors.normalized(None, None, joined(known))
-            return s.inputs.tensors[0].to(dtype), s.outputs.tensors[0].to(dtype)
-        gradients = cat([self._gradient(tracked) for tracked in stack]).to(dtype)
+            return (s.inputs.tensors[0].to(dtype), s.inputs.unit), (s.outputs.tensors[0].to(dtype), s.outputs.unit)
+        gradients, unit = in_units(cat([self._gradient(tracked) for tracked in stack]).to(dtype))
         outer = right.times_square((self._gathered(stack, "S_inverse"),), gradients.mT).mT
         inner = left.times_square((self._gathered(stack, "A_inverse"),), gradients)
         return (
-            left.pack(left.restrict(gradients, outer)) / right.k,
-            right.pack(right.restrict(gradients.mT, inner.mT)) / left.k,
+            (left.pack(left.restrict(gradients, outer)) / right.k, unit),
+            (right.pack(right.restrict(gradients.mT, inner.mT)) / left.k, unit),
         )
 
     def _started(self, stack: list[Tracked]) -> None:
@@ -153,6 +168,8 @@ class KFAC(LayerwiseOptimizer):
                 identity = group.pack(group.identity((tracked.layer.blocks,), **place))  # type: ignore[arg-type]
                 state[name], state[f"{name}_inverse"] = identity, identity.clone()
                 state[f"{name}_updates"] = torch.zeros(tracked.layer.blocks, device=weight.device)
+                if self._fixed["relative"]:
+                    state[f"{name}_unit"] = torch.ones(tracked.layer.blocks, **place)  # type: ignore[arg-type]
 
     def _inverse(self, average: Tensor, damping: float) -> Tensor:
         """``(M + damping I)^-1``, of a matrix by its Cholesky factor or of a diagonal; NaN where there is none.
@@ -191,7 +208,9 @@ class KFAC(LayerwiseOptimizer):
         if not self._fixed["relative"]:
             return None
         self._started(stack)
-        level = _mean_diagonal(self._gathered(stack, "A")) * _mean_diagonal(self._gathered(stack, "S"))
+        sizes = (_mean_diagonal(self._gathered(stack, name)).double() for name in "AS")
+        units = (self._gathered(stack, f"{name}_unit").double().square() for name in "AS")
+        level = math.prod((*sizes, *units), start=torch.ones((), dtype=torch.float64))
         return torch.where(level > 0, level, 1.0)
 
     # ------------------------------------------------------------------ for people

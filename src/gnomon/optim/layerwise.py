@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, ClassVar, Literal
@@ -20,7 +21,6 @@ from .layers import Approximation, ModuleLayer
 from .matrices import Matrix, find_matrices
 from .moves import Move, Peaks, Tracked, alike
 from .ranks import local
-from .renewal import finite_layers
 from .settings import (
     GROWTH,
     SCHEDULABLE,
@@ -42,6 +42,43 @@ TORCH_OWN = ("_optimizer_", "_zero_grad", "_patch", "_hook")
 """How names begin that torch's optimizers set on themselves and make again after a copy."""
 WRAPPERS = ("_orig_mod.", "module.")
 """What ``torch.compile`` and ``DistributedDataParallel`` put before the names of a model."""
+
+
+PATIENCE = 10
+"""After so many updates of a layer in a row that were not made, somebody should know."""
+
+
+class SkippedUpdates:
+    """Counts the updates in a row that layers have missed, and warns once for each layer that misses many.
+
+    The counts stay on the device; the host reads those of an earlier update, so that it does not wait.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, ...], Tensor] = {}
+        self._read: dict[tuple[str, ...], Tensor] = {}
+        self._named: set[str] = set()
+
+    def count(self, layers: tuple[str, ...], skipped: Tensor) -> None:
+        """Add one for each layer whose update was skipped; begin again at zero for the others."""
+        self._warn(layers)
+        counts = skipped * (self._counts[layers].to(skipped.device) + 1 if layers in self._counts else 1)
+        if layers not in self._read:
+            self._read[layers] = torch.zeros(len(layers), dtype=torch.long, pin_memory=counts.device.type == "cuda")
+        self._counts[layers] = counts
+        self._read[layers].copy_(counts, non_blocking=True)
+
+    def _warn(self, layers: tuple[str, ...]) -> None:
+        if layers not in self._read:
+            return
+        for name, missed in zip(layers, self._read[layers].tolist(), strict=True):
+            if missed >= PATIENCE and name not in self._named:
+                self._named.add(name)
+                warnings.warn(
+                    f"the factors of layer {name!r} have missed {missed} updates in a row, because the curvature of "
+                    "its batches was not finite; look for inputs or output gradients that are infinite or NaN",
+                    stacklevel=2,
+                )
 
 
 class LayerwiseOptimizer(Keeping):
@@ -108,7 +145,7 @@ class LayerwiseOptimizer(Keeping):
         self._schedules: list[dict[str, Callable[[int], float]]] = []
         self._due: set[nn.Parameter] = set()
         self._capture: Capture | None = None
-        self._shortcut = Shortcut()
+        self._shortcut, self._skips = Shortcut(), SkippedUpdates()
         self._shard, self._sharing = shard, Sharing(model, shard)
         self._closed = True
         asked = [checked_group(group) for group in groups]
@@ -287,8 +324,11 @@ class LayerwiseOptimizer(Keeping):
         return group
 
     @abstractmethod
-    def _update(self, stack: list[Tracked], group: Settings, ok: Tensor) -> None:
-        """The factors of layers of one kind follow the curvature; where ``ok`` is False they stay."""
+    def _update(self, stack: list[Tracked], group: Settings, ok: Tensor) -> Tensor:
+        """The factors of layers of one kind follow the curvature; where ``ok`` is False they stay.
+
+        Gives whether each layer's new factors are finite; where they are not the old ones stay too.
+        """
 
     @abstractmethod
     def _started(self, stack: list[Tracked]) -> None:
@@ -363,7 +403,9 @@ class LayerwiseOptimizer(Keeping):
         mine = [move for move in due if self._sharing.is_mine(move.tracked) and self._has_curvature(move.tracked)]
         before = self.param_groups[0].get("skipped_updates", 0)
         for stack in alike(mine, kind):
-            self._update([move.tracked for move in stack], stack[0].group, ok)
+            layers = [move.tracked for move in stack]
+            finite = self._update(layers, stack[0].group, ok)
+            self._skips.count(tuple(tracked.name for tracked in layers), ok.to(finite.device) & ~finite)
         if self._sharing.has_owners:
             self._tell_factors(due)
             self._agree_on_skips(before, ok)
@@ -372,13 +414,6 @@ class LayerwiseOptimizer(Keeping):
                 grown = 1 + group["step"] // GROWTH if self._fixed["growing_intervals"] else group["update_every"]
                 group["interval"] = min(group["update_every"], grown)
                 group["next_update"] = group["step"] + group["interval"]
-
-    def _finite_blocks(self, stack: list[Tracked], tensors: Iterable[Tensor], ok: Tensor) -> Tensor:
-        """Whether each block may be updated; a layer's blocks all or none. Layers that may not are counted."""
-        finite = finite_layers(tensors, len(stack))
-        ok = ok.to(finite.device)
-        self._count("skipped_updates", (ok & ~finite).sum())
-        return (ok & finite).repeat_interleave(stack[0].layer.blocks)
 
     def _has_curvature(self, tracked: Tracked) -> bool:
         """Whether there are statistics, or the gradient stands in for them.

@@ -16,7 +16,7 @@ from . import forms
 from .factors import KroneckerFactors, Statistics
 from .layers import Layer, ModuleLayer
 from .ranks import Ranks
-from .rounding import promoted
+from .rounding import power_of_two, promoted
 from .settings import Settings
 
 Item = TypeVar("Item")
@@ -75,6 +75,10 @@ class Peaks:
     values: Tensor
     place: dict[nn.Parameter, int]
     """Of each parameter among the values."""
+
+    def of(self, moving: Sequence[Move]) -> Tensor:
+        """The largest magnitude in the gradients of each layer."""
+        return by_layer(self.values, [[self.place[p] for p in move.groups] for move in moving]).amax(1)
 
 
 @dataclass
@@ -168,44 +172,40 @@ def by_layer(values: Tensor, places: list[list[int]]) -> Tensor:
 
 SAFE_RMS = {torch.float32: (1e-15, 1e15), torch.float64: (1e-140, 1e140)}
 """Between these no square vanishes or overflows, in a sum that counts."""
-SAMPLE = 2**10
-"""From how many numbers a root mean square is estimated elsewhere; in float64 all of them would take long."""
-NORMAL = (2 / math.pi) ** 0.5
-"""The mean magnitude of normal numbers, over their root mean square."""
 
 
 def rms_of(stacks: Sequence[Tensor], device: torch.device) -> Tensor:
     """The root mean square of each matrix in a list of stacks of them, in float64 and at any scale.
 
-    Beyond the scales of ``SAFE_RMS`` (of float32 for half precision) it is the mean magnitude in a sample, as normal
-    numbers have it. Not finite where an entry is not, unless that is infinite and not in the sample.
+    Not finite where an entry is not.
     """
     if not stacks:
         return torch.zeros(0, dtype=torch.float64, device=device)
     stacks = [stack.view(len(stack), -1) if stack.is_contiguous() else stack for stack in stacks]
-    samples = [_sample(stack) for stack in stacks]
-    norms = [_norms(stack, 2) for stack in stacks] + [_norms(sample, 1) for sample in samples]
     roots = [math.prod(stack.shape[1:]) ** 0.5 for stack in stacks for _ in range(len(stack))]
-    sizes = [math.prod(sample.shape[1:]) * NORMAL for sample in samples for _ in range(len(sample))]
+    norms = [_norms(stack) for stack in stacks]
     lengths, (low, high) = torch.cat(norms).double(), SAFE_RMS[norms[0].dtype]
-    usual, rough = (lengths / constant((*roots, *sizes), lengths.dtype, lengths.device)).chunk(2)
-    return torch.where((usual <= low) | (usual >= high), rough, usual)
+    rms = lengths / constant(tuple(roots), lengths.dtype, lengths.device)
+    # Norms on other devices are in float64, which takes no longer there: the host need not wait for their values.
+    if rms.device.type == "cpu" and not ((rms > low) & (rms < high)).all():
+        lengths = torch.cat([_norms_in_units(stack) for stack in stacks])
+        rms = lengths / constant(tuple(roots), lengths.dtype, lengths.device)
+    return rms
 
 
-def _sample(stack: Tensor) -> Tensor:
-    """From all over each matrix."""
-    if stack.ndim == 2:
-        return stack[:, :: stack.shape[1] // SAMPLE | 1]  # an odd step looks into all columns
-    _, height, width = stack.shape
-    down = height * min(width, math.isqrt(SAMPLE)) // SAMPLE + 1
-    return stack[:, ::down, :: height // down * width // SAMPLE + 1]
-
-
-def _norms(stack: Tensor, order: int) -> Tensor:
-    dtype, norm = promoted(stack.dtype, torch.float32), torch.linalg.vector_norm
+def _norms(stack: Tensor) -> Tensor:
+    wide = torch.float64 if stack.device.type == "cuda" else torch.float32
+    dtype, norm = promoted(stack.dtype, wide), torch.linalg.vector_norm
     if stack.ndim == 3:
-        stack = norm(stack, order, -1, dtype=dtype)  # with gaps between rows six times quicker than all at once
-    return norm(stack, order, 1 if len(stack) > 1 else None, dtype=dtype).view(-1)  # all of a single one is quicker
+        stack = norm(stack, dim=-1, dtype=dtype)  # with gaps between rows six times quicker than all at once
+    return norm(stack, dim=1 if len(stack) > 1 else None, dtype=dtype).view(-1)  # all of a single one is quicker
+
+
+def _norms_in_units(stack: Tensor) -> Tensor:
+    """The same of numbers whose squares vanish or overflow."""
+    wide = stack.to(promoted(stack.dtype, torch.float32))
+    unit = power_of_two(wide.abs().flatten(1).amax(1))
+    return _norms(wide / unit.view(-1, *(1,) * (stack.ndim - 1))).double() * unit
 
 
 def rms_of_shares(parts: list[Part], layers: Sequence[Layer], ranks: Ranks) -> Tensor:

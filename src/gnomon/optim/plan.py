@@ -227,7 +227,7 @@ def _state(optimizer: INGD, tracked: Tracked) -> dict[str, Tensor]:
     shapes = optimizer._owned_shapes(tracked)
     state = {key: torch.empty(shape, dtype=dtype, device="meta") for key, shape in shapes.items()}
     if optimizer._fixed["relative"]:
-        state["level"] = torch.empty(tracked.layer.blocks, dtype=optimizer._computing_dtype(tracked), device="meta")
+        state["level"] = torch.empty(tracked.layer.blocks, dtype=torch.float64, device="meta")
     return state
 
 
@@ -255,5 +255,5 @@ def statistics_work(tracked: Tracked, rows: int) -> int:
 def _moment_work(group: Group, blocks: int, rows: int) -> int:
     factor = None if group.keeps_covariance else group.identity((blocks,), device="meta")
     with FlopCounterMode(display=False) as counter:
-        settled(group, factor, torch.empty(blocks, rows, group.k, device="meta"))
+        settled(group, factor, torch.empty(blocks, rows, group.k, device="meta"), torch.empty(blocks, device="meta"))
     return counter.get_total_flops() // 2 + blocks * rows * group.k

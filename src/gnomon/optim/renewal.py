@@ -61,20 +61,25 @@ def renewed(
         curvature = factors.curvature(k, c, seen)
     else:
         curvature = factors.gradient_curvature(k, c, seen)
-    new_level = curvature.mean
-    if level is not None:
+    mean = curvature.absolute_mean
+    if level is None:
+        curvature = curvature.absolute()
+    else:
         # A batch's curvature is in units of its own mean, so that the loss's scale may change at any time. A single
         # gradient matrix is too noisy for that: the mean would turn with it, and the fixed point would move.
-        unit = curvature.mean if isinstance(seen, Statistics) else level
-        new_level = _followed(level, curvature.mean)
-        curvature = curvature.relative_to(unit)
+        curvature = curvature.relative_to(None if isinstance(seen, Statistics) else level)
     rate, limit = (rule.b1, rule.bound) if rule.inside else (1.0, rule.bound / rule.b1 if rule.b1 else math.inf)
     pressures = factors.pressure(k, c, curvature, rule.damping, limit, rate)
     finite = finite_layers([*pressures[0], *pressures[1]], layers)
-    may = (ok & finite).repeat_interleave(len(new_level) // layers)
+    may = (ok & finite).repeat_interleave(len(mean) // layers)
     sides = zip((factors.left, factors.right), (k, c), pressures, momenta, strict=True)
     (new_k, m_k), (new_c, m_c) = (_moved(*side, rule, may.to(k[0].dtype)) for side in sides)
-    return Renewed(new_k, new_c, m_k, m_c, None if level is None else torch.where(may, new_level, level), finite)
+    excess = factors.imbalance(k, c)
+    if excess is not None:
+        excess = torch.where(may, excess, 1)
+        new_k, new_c = factors.left.scaled(new_k, 1 / excess), factors.right.scaled(new_c, excess)
+    new_level = None if level is None else torch.where(may, _followed(level, mean), level)
+    return Renewed(factors.left.pack(new_k), factors.right.pack(new_c), m_k, m_c, new_level, finite)
 
 
 def finite_layers(tensors: Iterable[Tensor], layers: int) -> Tensor:
@@ -85,12 +90,12 @@ def finite_layers(tensors: Iterable[Tensor], layers: int) -> Tensor:
 
 def _followed(level: Tensor, now: Tensor) -> Tensor:
     """The running mean of the curvature; it begins with the first that is not zero."""
-    return torch.where(level > 0, level.lerp(now.to(level.dtype), 1 - LEVEL_MEMORY), now)
+    return torch.where(level > 0, level.lerp(now, 1 - LEVEL_MEMORY), now)
 
 
 def _moved(
     group: Group, factor: Element, pressure: Element, momentum: Tensor | None, rule: Rule, gates: Tensor
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Element, Tensor | None]:
     """``m <- a1 m + pressure`` and ``A <- A Exp(-m)``, b1 being in one of them; nothing where a gate is zero."""
     # Zeros where nothing may change: to choose between old and new values would take longer.
     along = tuple(block.nan_to_num_(0.0, 0.0, 0.0).mul_(align(gates, block)) for block in pressure)
@@ -100,5 +105,4 @@ def _moved(
         along = tuple(block.addcmul_(past, align(kept, past)) for block, past in pairs)
         momentum = group.compress(along)
         along = tuple(block * align(gates, block) for block in along)
-    moved = group.advance(factor, along, rule.order, -1.0 if rule.inside else -rule.b1)
-    return group.pack(moved), momentum
+    return group.advance(factor, along, rule.order, -1.0 if rule.inside else -rule.b1), momentum

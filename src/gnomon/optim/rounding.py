@@ -13,6 +13,12 @@ promoted = functools.cache(torch.promote_types)
 """The type of a result; torch's own function takes as long as an operation."""
 
 
+def power_of_two(size: Tensor) -> Tensor:
+    """The power of two next above each size, by which a product is exact; 1 where a size is zero or not finite."""
+    mantissa, _ = torch.frexp(size)
+    return torch.where((size > 0) & size.isfinite(), size / mantissa, 1.0)
+
+
 def rounded(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
     """``x`` in another type; to half precision each entry goes up or down at random, so that its mean is kept.
 

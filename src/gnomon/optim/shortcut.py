@@ -16,6 +16,7 @@ from . import forms
 from .factors import KroneckerFactors
 from .layers import ModuleLayer
 from .moves import Tracked
+from .rounding import HALF
 from .settings import Settings
 
 VERDICT = "through_rows"
@@ -29,8 +30,12 @@ class Shortcut:
         self._word: Tensor | None = None  # the host's copy of what the device found
 
     def may_serve(self, factors: KroneckerFactors, view: ModuleLayer, x: Tensor, settings: Settings) -> bool:
-        """Whether a batch has so few rows that to precondition them is cheaper, in the gradient's own type."""
-        if not (view.rows_are_exact and settings.get(VERDICT, True) and x.dtype == view.weight.dtype):
+        """Whether a batch has so few rows that to precondition them is cheaper, in the gradient's own type.
+
+        A gradient in half precision has too few digits to show whether it is the product of its rows.
+        """
+        dtype = view.weight.dtype
+        if not (view.rows_are_exact and settings.get(VERDICT, True) and x.dtype == dtype) or dtype in HALF:
             return False
         rows = x.numel() // max(x.shape[-1], 1)
         return forms.through_rows(rows, view.p, view.d, factors.left.row_cost, factors.right.row_cost)

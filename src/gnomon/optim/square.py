@@ -54,6 +54,9 @@ class Square(Dense):
     def unpack(self, stored: Tensor) -> Element:
         return (symmetric.unpack(stored, self.k) if self.packed else stored,)
 
+    def scaled(self, a: Element, factor: Tensor) -> Element:
+        return super().scaled(a, factor.square())
+
     # ------------------------------------------------------------------ curvature
     def seen(self, a: Element, x: Tensor) -> Element:
         y = product(x, a[0])

@@ -25,7 +25,6 @@ from .moves import (
     Peaks,
     Tracked,
     alike,
-    by_layer,
     by_rows,
     cat,
     constant,
@@ -37,7 +36,7 @@ from .moves import (
     rms_of_shares,
 )
 from .ranks import local, share, whole
-from .rounding import HALF
+from .rounding import HALF, power_of_two
 from .settings import Settings
 from .sharing import Sharing
 
@@ -165,7 +164,7 @@ class Stepping(Optimizer):
         of_layers = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in parted(ds, len(stack)))
         parts = parts_of(mine, of_layers)
         if self._may_fuse(moving):
-            self._move_fused(parts, group, self._may(mine, largest, ok))
+            self._move_fused(parts, group, self._may(mine, largest, ok), self._units(mine, largest))
             return
         if sharing.ranks.is_sharded:
             if sharing.stores_apart:
@@ -211,7 +210,7 @@ class Stepping(Optimizer):
             return False
         return all(len(move.groups) == len(move.tracked.layer.parameters) for move in moving)
 
-    def _move_fused(self, parts: list[Part], group: Settings, may: Tensor) -> None:
+    def _move_fused(self, parts: list[Part], group: Settings, may: Tensor, units: Tensor) -> None:
         """As :meth:`_move_by_rms` from the directions on, many layers by one function."""
         for layers in portions(alike(parts, lambda part: part.layer), lambda _: 1, FUSED):
             few = [part for layer in layers for part in layer]
@@ -225,13 +224,17 @@ class Stepping(Optimizer):
             compiled(fused.move, (kind, like.dtype, like.device))(
                 [[*islice(places, len(layer))] for layer in layers],
                 may[first : last + 1].to(like.device),
+                units[first : last + 1].to(like.device, like.dtype),
                 constant(numbers, like.dtype, like.device),
             )
 
     def _may(self, moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
         """Which layers may move. One without any gradient stays: its average would shrink, its step would not."""
-        peaks = by_layer(largest.values, [[largest.place[p] for p in move.groups] for move in moving])
-        return ok & (peaks.amax(1) > 0)
+        return ok & (largest.of(moving) > 0)
+
+    def _units(self, moving: list[Move], largest: Peaks) -> Tensor:
+        """Powers of two near the largest entry of each layer's gradient."""
+        return power_of_two(largest.of(moving))
 
     def _gates(self, moving: list[Move], rms: Tensor, largest: Peaks, ok: Tensor) -> Tensor:
         """1 for layers that move."""
