@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from .groups import Affine, Element, Group
-from .groups.base import accumulate, add, align, check_order, times, widen
+from .groups.base import accumulate, add, check_order, times
+from .linalg import align, widen
 
 Form = Literal["outer", "inner", "inverse"]
 FORMS: tuple[Form, ...] = ("outer", "inner", "inverse")

@@ -28,7 +28,8 @@ except ModuleNotFoundError as error:  # the library itself needs torch alone
     ) from error
 
 from .groups import Affine, Dense, Element, Group
-from .groups.base import align, positive_size
+from .groups.base import positive_size
+from .linalg import align
 from .manifolds import Gaussian
 from .optim import LBFGS, moving_frame
 

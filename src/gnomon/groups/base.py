@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 import operator
 from abc import ABC, abstractmethod
@@ -12,6 +11,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from ..linalg import align, is_differentiated, probe, spectral_norm_by_powers
 from .operator import SymmetricOperator
 
 Element: TypeAlias = tuple[Tensor, ...]
@@ -40,16 +40,6 @@ def times(factor: float, element: Element) -> Element:
     return tuple(factor * block for block in element)
 
 
-def widen(x: Tensor) -> Tensor:
-    """float32 for half precision, which has neither FFTs nor factorizations; others as they are."""
-    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-
-
-def is_differentiated(*tensors: Tensor) -> bool:
-    """Whether a result of them will be asked for derivatives."""
-    return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
-
-
 def positive_size(name: str, value: object) -> int:
     """``value`` as a positive integer; an error that names it otherwise."""
     try:
@@ -64,18 +54,6 @@ def positive_size(name: str, value: object) -> int:
 def check_order(order: int | None) -> None:
     if order not in ORDERS:
         raise ValueError(f"order must be 1, 2 or None (the exact exponential), got {order!r}")
-
-
-def align(values: Tensor, block: Tensor) -> Tensor:
-    """Values of the batch shape, as a factor for a block."""
-    return values.reshape(values.shape + (1,) * (block.ndim - values.ndim))
-
-
-@functools.lru_cache(maxsize=64)
-@torch.inference_mode(False)  # kept, and so fit for every later use
-def probe(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A vector in no special direction, the same every time."""
-    return torch.randn(k, generator=torch.Generator().manual_seed(k)).to(device, dtype)
 
 
 class Group(ABC):
@@ -107,11 +85,6 @@ class Group(ABC):
     """Whether ``mul`` is bilinear in the blocks, so that ``N^2`` and polynomials in it are ``mul`` too."""
     has_matrix_exp: bool = True
     """Whether ``exp`` is the matrix exponential; otherwise it agrees with it to first order."""
-
-    @property
-    def has_scalars(self) -> bool:
-        """Whether multiples of an element, block by block, are its multiples as a matrix and elements too."""
-        return self.is_algebra
 
     # ------------------------------------------------------------------ storage
     @property
@@ -241,37 +214,19 @@ class Group(ABC):
     # ------------------------------------------------------------------ derived operations
     def matvec(self, a: Element, x: Tensor) -> Tensor:
         """``A x`` for vectors ``(*sample, *batch, k)``."""
-        return self._by_rows(a, x, lambda rows: self.apply(a, rows))
+        return by_rows(self, a, x, lambda rows: self.apply(a, rows))
 
     def rmatvec(self, a: Element, x: Tensor) -> Tensor:
         """``A^T x`` for vectors ``(*sample, *batch, k)``."""
-        return self._by_rows(a, x, lambda rows: self.apply(a, rows, transpose=True))
+        return by_rows(self, a, x, lambda rows: self.apply(a, rows, transpose=True))
 
     def solve(self, a: Element, x: Tensor) -> Tensor:
         """``A^-1 x`` for vectors ``(*sample, *batch, k)``."""
-        return self._by_rows(a, x, lambda rows: self.apply_inverse(a, rows))
+        return by_rows(self, a, x, lambda rows: self.apply_inverse(a, rows))
 
     def rsolve(self, a: Element, x: Tensor) -> Tensor:
         """``A^-T x`` for vectors ``(*sample, *batch, k)``."""
-        return self._by_rows(a, x, lambda rows: self.apply_inverse(a, rows, transpose=True))
-
-    def _by_rows(self, a: Element, x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
-        if x.ndim == 0 or x.shape[-1] != self.k:
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}, but {self} acts on vectors of length {self.k} along the last "
-                "dimension; transpose x if its vectors are columns"
-            )
-        batch = self.batch_shape(a)
-        try:
-            shape = torch.broadcast_shapes(x.shape[:-1], batch)
-        except RuntimeError:
-            raise ValueError(
-                f"x has shape {tuple(x.shape)}, which does not broadcast with the batch shape {tuple(batch)}: "
-                f"give (*sample, *{tuple(batch)}, {self.k})"
-            ) from None
-        samples = math.prod(shape[: len(shape) - len(batch)])
-        rows = x.expand(*shape, self.k).reshape(samples, *batch, self.k).movedim(0, -2)
-        return operation(rows).movedim(-2, 0).reshape(*shape, self.k)
+        return by_rows(self, a, x, lambda rows: self.apply_inverse(a, rows, transpose=True))
 
     def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
         """``A A^T x`` for each row ``x`` of ``(*batch, n, k)``; with ``overwrite`` it may be in the rows' memory."""
@@ -292,19 +247,10 @@ class Group(ABC):
         """
         return self.apply(square, self.apply(square, rows, transpose=True))
 
-    @property
-    def row_cost(self) -> int:
-        """About how many multiplications :meth:`apply_squared` takes for a row."""
-        return 2 * self.numel
-
     def gram(self, a: Element, x: Tensor) -> Element:
         """``<E_j, A^T X^T X A>`` from rows ``X`` of shape ``(*batch, n, k)``, without a k x k matrix."""
         xa = self.apply(a, x, transpose=True)
         return self.restrict(xa, xa)
-
-    def seen(self, a: Element, x: Tensor) -> Element:
-        """:meth:`gram`, as quick as it can be, without derivatives; a fresh result."""
-        return self.gram(a, x)
 
     @property
     def products(self) -> int:
@@ -323,61 +269,16 @@ class Group(ABC):
         """``[N, M] = N M - M N`` of two algebra elements."""
         return accumulate(self.mul(n, m), self.mul(m, n), -1)
 
-    keeps_covariance: bool = False
-    """Whether :meth:`half_seen` is there, so that many rows may be replaced by their k x k sum of squares."""
-
-    def half_seen(self, a: Element, s: Tensor) -> Element:
-        """The entries of ``S A`` inside the structure, whose pullback by A is ``<E_j, A^T S A>``."""
-        raise NotImplementedError(f"{self} sees rows, not matrices")
-
     def trace(self, covector: Element) -> Tensor:
         """``tr(M)`` from ``<E_j, M>``, of the batch shape."""
         return (self.flatten(self.identity_like(covector)) * self.flatten(covector)).sum(-1)
 
-    def subtract_identity(self, covector: Element) -> Element:
-        """``<E_j, M - I>`` in the memory of ``<E_j, M>``, which must be a fresh result."""
-        return accumulate(covector, self.dual(self.identity_like(covector)), -1)
-
-    def congruent(self, a: Element, half: Element) -> Element:
-        """``<E_j, A^T H>`` where H holds the entries of ``S A`` for a symmetric S; a fresh result."""
-        return self.pullback(a, half)
-
-    def damped(self, a: Element, damping: Tensor) -> Element:
-        """``damping <E_j, A^T A>``; a fresh result."""
-        return tuple(block.mul_(align(damping, block)) for block in self.congruent(a, self.dual(a)))
-
-    def damped_half(self, a: Element, half: Element, weight: Tensor, damping: Tensor) -> Element:
-        """``<E_j, A^T (weight S + damping I) A>`` from what :meth:`half_seen` gives; a fresh result."""
-        scaled = [block * align(damping, block) for block in self.dual(a)]
-        pairs = zip(scaled, half, strict=True)
-        return self.congruent(a, tuple(block.addcmul_(more, align(weight, more)) for block, more in pairs))
-
-    def steepest(self, covector: Element) -> Element:
+    def metric_dual(self, covector: Element) -> Element:
         """``2 D . D . <E_j, M>`` for a symmetric M: the algebra element along which ``<N, M>`` grows fastest.
 
-        It may be in the memory of the covector, which must be a fresh result.
+        It may be in the memory of the covector.
         """
         return times(2, self.scale(self.scale(covector)))
-
-    def advance(self, a: Element, n: Element, order: int | None, factor: float = 1.0) -> Element:
-        """About :meth:`move` along ``factor N`` with ``N = D . eta``, in the coordinate space of the group."""
-        return self.move(a, n if factor == 1 else times(factor, n), order)
-
-    def scaled(self, a: Element, factor: Tensor) -> Element:
-        """``factor A`` for a factor of the batch shape, where :attr:`has_scalars`."""
-        return tuple(block * align(factor, block) for block in a)
-
-    def compress(self, n: Element) -> Tensor:
-        """An algebra element ``D . eta`` as one tensor that holds every number once."""
-        return self.pack(n)
-
-    def expand(self, compressed: Tensor) -> Element:
-        """The reverse of :meth:`compress`."""
-        return self.unpack(compressed)
-
-    @property
-    def compressed_shape(self) -> tuple[int, ...]:
-        return self.storage_shape
 
     def squared_norm(self, a: Element) -> Tensor:
         """``||A||_F^2``, of the batch shape."""
@@ -397,21 +298,10 @@ class Group(ABC):
     def norm_estimate(self, n: Element) -> Tensor:
         """About the spectral norm: from below, by four steps of the power method on ``N^T N``; of the batch shape."""
 
-        def length(rows: Tensor) -> Tensor:  # in float64, where no square of a float32 overflows or vanishes
-            return torch.linalg.vector_norm(rows, dim=(-2, -1), keepdim=True, dtype=torch.float64)
-
-        def unit(rows: Tensor, length: Tensor) -> Tensor:
-            return rows / length.clamp(min=torch.finfo(rows.dtype).tiny).to(rows.dtype)
-
         batch = self.batch_shape(n)
-        rows = probe(self.k, n[0].dtype, n[0].device).expand(*batch, 1, self.k)
-        there = back = length(rows)
-        for _ in range(4):
-            image = self.apply(n, unit(rows, back))
-            there = length(image)
-            rows = self.apply(n, unit(image, there), transpose=True)
-            back = length(rows)
-        return (there * back).sqrt().reshape(batch).to(n[0].dtype)
+        start = probe(self.k, n[0].dtype, n[0].device).expand(*batch, 1, self.k)
+        norms = spectral_norm_by_powers(lambda x: self.apply(n, x), lambda x: self.apply(n, x, transpose=True), start)
+        return norms.reshape(batch).to(n[0].dtype)
 
     def reach(self, eta: Element) -> Tensor:
         """A bound on ``||2 D.eta||_2``: a step changes no direction of tau by more than e to this power."""
@@ -429,32 +319,7 @@ class Group(ABC):
         return linear if order == 1 else add(linear, self.mul(n, n), 0.5)
 
     def _exact_exp(self, n: Element) -> Element:
-        """Scaling and squaring of the Taylor polynomial of degree 15: products alone, so within the structure.
-
-        The polynomial is evaluated in powers of ``N^4`` (Paterson and Stockmeyer), with six products. (The
-        dense ``torch.linalg.matrix_exp`` loses four digits at norms about 0.03.)
-        """
-        batch = self.batch_shape(n)
-        squarings = (self.norm_bound(n).double() / _TAYLOR_RADIUS).clamp(min=1).log2().ceil()
-        squarings = squarings.where(squarings.isfinite(), 0)
-        n = tuple(block * align(0.5**squarings, block).to(block.dtype) for block in n)
-        n2 = self.mul(n, n)
-        powers = [self.identity_like(n), n, n2, self.mul(n, n2)]
-        n4 = self.mul(n2, n2)
-        result: Element | None = None
-        for start in (12, 8, 4, 0):
-            if result is not None:
-                result = self.mul(result, n4)
-            for degree, power in enumerate(powers, start):
-                term = times(1 / math.factorial(degree), power)
-                result = term if result is None else add(result, term)
-        assert result is not None
-        for done in range(int(squarings.max()) if batch.numel() else 0):
-            squared = self.mul(result, result)
-            # Each batch element is squared as often as its own norm asks: more would only cost digits.
-            pairs = zip(result, squared, strict=True)
-            result = tuple(torch.where(align(squarings, new) > done, new, old) for old, new in pairs)
-        return result
+        return taylor_exponential(self, n)
 
     def move(self, a: Element, n: Element, order: int | None = None, left: bool = False) -> Element:
         """``A Exp(N)``, or ``Exp(N) A`` with ``left``, at a given order of the exponential.
@@ -488,3 +353,52 @@ class Group(ABC):
 
     def __hash__(self) -> int:
         return hash(repr(self))
+
+
+def taylor_exponential(group: Group, n: Element) -> Element:
+    """``Exp(N)`` by scaling and squaring of the Taylor polynomial of degree 15: products alone, so within the structure.
+
+    The polynomial is evaluated in powers of ``N^4`` (Paterson and Stockmeyer), with six products. (The dense
+    ``torch.linalg.matrix_exp`` loses four digits at norms about 0.03.)
+    """
+    batch = group.batch_shape(n)
+    squarings = (group.norm_bound(n).double() / _TAYLOR_RADIUS).clamp(min=1).log2().ceil()
+    squarings = squarings.where(squarings.isfinite(), 0)
+    n = tuple(block * align(0.5**squarings, block).to(block.dtype) for block in n)
+    n2 = group.mul(n, n)
+    powers = [group.identity_like(n), n, n2, group.mul(n, n2)]
+    n4 = group.mul(n2, n2)
+    result: Element | None = None
+    for start in (12, 8, 4, 0):
+        if result is not None:
+            result = group.mul(result, n4)
+        for degree, power in enumerate(powers, start):
+            term = times(1 / math.factorial(degree), power)
+            result = term if result is None else add(result, term)
+    assert result is not None
+    for done in range(int(squarings.max()) if batch.numel() else 0):
+        squared = group.mul(result, result)
+        # Each batch element is squared as often as its own norm asks: more would only cost digits.
+        pairs = zip(result, squared, strict=True)
+        result = tuple(torch.where(align(squarings, new) > done, new, old) for old, new in pairs)
+    return result
+
+
+def by_rows(group: Group, a: Element, x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
+    """An operation on rows ``(*batch, n, k)`` for vectors ``(*sample, *batch, k)``."""
+    if x.ndim == 0 or x.shape[-1] != group.k:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}, but {group} acts on vectors of length {group.k} along the last "
+            "dimension; transpose x if its vectors are columns"
+        )
+    batch = group.batch_shape(a)
+    try:
+        shape = torch.broadcast_shapes(x.shape[:-1], batch)
+    except RuntimeError:
+        raise ValueError(
+            f"x has shape {tuple(x.shape)}, which does not broadcast with the batch shape {tuple(batch)}: "
+            f"give (*sample, *{tuple(batch)}, {group.k})"
+        ) from None
+    samples = math.prod(shape[: len(shape) - len(batch)])
+    rows = x.expand(*shape, group.k).reshape(samples, *batch, group.k).movedim(0, -2)
+    return operation(rows).movedim(-2, 0).reshape(*shape, group.k)

@@ -119,11 +119,8 @@ class BlockDiagonal(Group):
         stacked = self._stack.norm_estimate((n[0],)).amax(-1)
         return torch.maximum(stacked, self._last.norm_estimate((n[1],))) if self._last else stacked
 
-    def subtract_identity(self, covector: Element) -> Element:
-        return self._each(Dense.subtract_identity, covector)
-
-    def steepest(self, covector: Element) -> Element:
-        return self._each(Dense.steepest, covector)
+    def metric_dual(self, covector: Element) -> Element:
+        return self._each(Dense.metric_dual, covector)
 
     def transpose(self, a: Element) -> Element:
         return self._each(Dense.transpose, a)

@@ -8,11 +8,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from ..linalg import SMALL_SIZE, matmul, spectral_norm
 from .base import Element, Group, add, positive_size
-from .dense import SMALL, Dense, spectral_norm
+from .dense import Dense
 from .diagonal import Diagonal, Fixed
 from .operator import SymmetricOperator
-from .products import matmul
 
 
 def _assign(place: Tensor, value: Tensor) -> None:
@@ -38,7 +38,7 @@ def _add_product(rows: Tensor, x: Tensor, y: Tensor) -> None:
 def _coupling_norm(coupling: Tensor) -> Tensor:
     """The spectral norm, from above; where neither side is small, the Frobenius norm."""
     tall = coupling if coupling.shape[-2] >= coupling.shape[-1] else coupling.mT
-    return spectral_norm(tall) if tall.shape[-1] <= SMALL else torch.linalg.vector_norm(tall, dim=(-2, -1))
+    return spectral_norm(tall) if tall.shape[-1] <= SMALL_SIZE else torch.linalg.vector_norm(tall, dim=(-2, -1))
 
 
 class BlockTriangular(Group):
@@ -73,10 +73,6 @@ class BlockTriangular(Group):
 
     def _arguments(self) -> str:
         return f"({', '.join(map(repr, self.blocks))}), upper={self.upper}"
-
-    @property
-    def has_scalars(self) -> bool:
-        return all(block.has_scalars for block in self.blocks)
 
     # Each operation works on (source, target, coupling); these two convert from and to the stored order.
     def _open(self, a: Element) -> tuple[Element, Element, Tensor]:
@@ -239,13 +235,9 @@ class BlockTriangular(Group):
         s, t, c = self.source.norm_estimate(n_s), self.target.norm_estimate(n_t), _coupling_norm(coupling)
         return (torch.hypot(s + t, c) + torch.hypot(s - t, c)) / 2
 
-    def subtract_identity(self, covector: Element) -> Element:
+    def metric_dual(self, covector: Element) -> Element:
         m_s, m_t, coupling = self._open(covector)
-        return self._close(self.source.subtract_identity(m_s), self.target.subtract_identity(m_t), coupling)
-
-    def steepest(self, covector: Element) -> Element:
-        m_s, m_t, coupling = self._open(covector)
-        return self._close(self.source.steepest(m_s), self.target.steepest(m_t), coupling)
+        return self._close(self.source.metric_dual(m_s), self.target.metric_dual(m_t), coupling)
 
     @property
     def transposed(self) -> Group:

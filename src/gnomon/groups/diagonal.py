@@ -97,10 +97,6 @@ class Fixed(Diagonal):
         super().__init__(k)
         self.dim = 0
 
-    @property
-    def has_scalars(self) -> bool:
-        return False
-
     def times_square(
         self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
     ) -> Tensor:

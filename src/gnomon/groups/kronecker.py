@@ -8,7 +8,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from .base import Element, Group, times, widen
+from ..linalg import widen
+from .base import Element, Group, times
 
 
 class Kronecker(Group):

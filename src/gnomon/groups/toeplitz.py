@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import math
 
 import torch
 from torch import Tensor
 
-from .base import Element, Group, positive_size, widen
+from ..linalg import widen
+from .base import Element, Group, positive_size
 
 
 def _fft_product(x: Tensor, y: Tensor, correlate: bool = False) -> Tensor:
@@ -78,11 +78,6 @@ class Toeplitz(Group):
     def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return _fft_product(rows, a[0].unsqueeze(-2), correlate=transpose != self.upper)
 
-    @property
-    def row_cost(self) -> int:
-        # Four transforms of twice the length, at a tenth of a product's speed.
-        return int(10 * 4 * 2 * self.k * max(math.log2(2 * self.k), 1))
-
     # Inverses of power series lose digits: in float64, rounded once.
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         return self.apply((_reciprocal(a[0].double()),), rows.double(), transpose).to(rows.dtype)
@@ -116,10 +111,6 @@ class Toeplitz(Group):
     def norm_estimate(self, n: Element) -> Tensor:
         """The largest magnitude of the symbol ``sum_j n_j exp(i j w)``, which bounds the norm from above."""
         return torch.fft.rfft(widen(n[0]), _fast_length(4 * self.k)).abs().amax(-1).to(n[0].dtype)
-
-    def subtract_identity(self, covector: Element) -> Element:
-        covector[0][..., 0].sub_(self.k)
-        return covector
 
     @property
     def transposed(self) -> Group:

@@ -8,7 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from .base import Element, Group, positive_size, widen
+from ..linalg import widen
+from .base import Element, Group, positive_size
 
 _LEAF = 64  # below this size a plain product is faster than splitting
 
@@ -50,8 +51,6 @@ class Triangular(Group):
     off it. The coordinates are not symmetric, so vectors carried along a step need the correction of
     :meth:`gnomon.frames.Chart.carry`.
     """
-
-    keeps_covariance = True
 
     def __init__(self, k: int, upper: bool = False) -> None:
         self.k = k = positive_size("k", k)
@@ -97,13 +96,6 @@ class Triangular(Group):
 
     def restrict(self, x: Tensor, y: Tensor) -> Element:
         return self._pack(x.mT @ y)
-
-    @property
-    def row_cost(self) -> int:
-        return 2 * self.k**2
-
-    def half_seen(self, a: Element, s: Tensor) -> Element:
-        return self._pack(s @ self._unpack(a))
 
     def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
         matrix, g = self._unpack(a), self._unpack(grad)

@@ -1,7 +1,7 @@
 """Points on SPD submanifolds: modules whose parameters are local coordinates."""
 
 from .gaussian import Gaussian
-from .point import Point, all_finite, full_precision, point_of
+from .point import Point, all_finite, point_of
 from .spd import SPD
 
-__all__ = ["SPD", "Gaussian", "Point", "all_finite", "full_precision", "point_of"]
+__all__ = ["SPD", "Gaussian", "Point", "all_finite", "point_of"]

@@ -12,7 +12,7 @@ from torch.distributions import MultivariateNormal
 
 from ..frames import Chart
 from ..groups import Affine, Element, Group
-from ..groups.base import widen
+from ..linalg import widen
 from .init import Init, as_batch_shape, as_group, as_values, initial_element
 from .point import Point
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from ..frames import Chart
 from ..groups import Element, Group
-from ..groups.base import align
+from ..linalg import align, full_precision
 
 _owners: Any = WeakIdKeyDictionary()
 """Coordinates -> weak reference to their point: how an optimizer finds the points behind its parameters."""
@@ -30,13 +30,6 @@ def all_finite(*tensors: Tensor) -> bool:
     return total is None or math.isfinite(total.item()) or all(bool(t.isfinite().all()) for t in tensors)
 
 
-_NOTHING: AbstractContextManager[Any] = nullcontext()
-
-
-def full_precision(like: Tensor) -> AbstractContextManager[Any]:
-    """Without autocast: a frame is not an activation."""
-    kind = like.device.type
-    return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else _NOTHING
 
 
 def point_of(parameter: Tensor) -> Point | None:

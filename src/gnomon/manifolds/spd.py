@@ -10,9 +10,9 @@ from torch import Tensor
 from .. import riemannian
 from ..frames import Chart, Form
 from ..groups import Dense, Element, Group
-from ..groups.base import widen
+from ..linalg import full_precision, widen
 from .init import Init, as_batch_shape, as_group, initial_element
-from .point import AtOrigin, Point, full_precision
+from .point import AtOrigin, Point
 
 # With tau = R R^T, the group operation that gives R x, R^T x, R^-1 x and R^-T x in each form.
 _ROOT: dict[Form, str] = {"outer": "matvec", "inner": "rmatvec", "inverse": "rsolve"}

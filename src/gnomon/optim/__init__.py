@@ -1,12 +1,12 @@
 """Optimizers: :func:`moving_frame` makes any of torch's a Riemannian one; :class:`INGD` is for networks."""
 
+from .distributed.plan import LayerPlan, Plan, plan
 from .hessian import Banded, Colored, Hutchinson
 from .ingd import INGD
 from .kfac import KFAC
 from .lbfgs import LBFGS
 from .moving_frame import moving_frame
 from .newton import StructuredNewton
-from .plan import LayerPlan, Plan, plan
 from .state import vector_state
 
 __all__ = [

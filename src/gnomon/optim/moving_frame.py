@@ -14,8 +14,8 @@ from torch.optim import Optimizer
 
 from ..frames import Chart
 from ..groups import Group
-from ..groups.base import align
-from ..manifolds import Point, all_finite, full_precision, point_of
+from ..linalg import align, full_precision
+from ..manifolds import Point, all_finite, point_of
 from .state import carried_vectors, forget_line_search, scales_elementwise, shortened_vectors
 
 Transport = Literal["auto", "corrected", "none"]

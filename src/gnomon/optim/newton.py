@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 from ..frames import Chart
 from ..groups import Dense, Element, Group, SymmetricOperator
 from ..groups.base import accumulate, add, positive_size, times
-from ..manifolds import all_finite, full_precision
+from ..linalg import full_precision
+from ..manifolds import all_finite
 from .hessian import Diagonals, as_diagonals
 from .moving_frame import DEFAULT_RADIUS
 

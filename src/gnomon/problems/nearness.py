@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..groups.base import widen
+from ..linalg import widen
 from .base import Matrix, SPDProblem, normal, symmetric
 from .random import random_spd
 

@@ -1,0 +1,1 @@
+"""Kronecker-factored preconditioners for the layers of a network: what INGD and KFAC are assembled from."""

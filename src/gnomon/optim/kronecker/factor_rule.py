@@ -1,0 +1,84 @@
+"""What a rule for factors and a rule for directions must offer. A new rule of either kind is one file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ...groups import Group
+from .factor_forms import FactorPair
+from .layers.base import FactoredLayer, Settings, Side, Stack, State
+from .statistics import Factors, Statistics
+
+
+class FactorRule(Protocol):
+    """How factors are stored, follow the curvature and are applied. A new rule is one class with these methods."""
+
+    name: str
+    """The name of the method in summaries."""
+    relative: bool
+    """Whether curvature is relative to its mean, so that a gradient matrix may stand in for statistics."""
+    shared_keys: tuple[str, ...]
+    """The parts of the state that ranks need which apply factors without updating them."""
+
+    def pair(self, groups: tuple[Group, Group], dtype: torch.dtype, settings: Settings) -> FactorPair:
+        """The forms of a layer's factors; settings may be functions of the step."""
+
+    def shapes(self, layer: FactoredLayer) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors in the state of a layer."""
+
+    def dtypes(self, layer: FactoredLayer) -> dict[str, torch.dtype]:
+        """The types of the same tensors."""
+
+    def initial(self, layer: FactoredLayer, key: str) -> Tensor:
+        """What a tensor of the state begins with."""
+
+    def projection_factors(self, layer: FactoredLayer, state: State) -> Factors:
+        """The factors through which rows are projected when they come; None for moments as they are."""
+
+    def update(self, stack: Stack, settings: Settings, source: Statistics | Tensor, ok: Tensor) -> Tensor:
+        """Update the factors where ``ok`` is True; gives whether each layer's new factors are finite."""
+
+    def apply(
+        self, stack: Stack, side: Side, rows: Tensor, uses: int, overwrite: bool, scratch: Tensor | None
+    ) -> Tensor:
+        """A side of the preconditioner times each row; the same is asked for ``uses`` times between updates."""
+
+    def levels(self, stack: Stack) -> Tensor | None:
+        """The units of the preconditioner for each block, where it has units of its own."""
+
+    def forget_products(self, layers: Iterable[FactoredLayer]) -> None:
+        """Drop what was computed from factors that have changed."""
+
+    def loaded(self, layer: FactoredLayer, state: State) -> State:
+        """A state that was saved with factors in other forms, in the forms of this layer."""
+
+    def check(self, layers: Iterable[FactoredLayer], settings: Settings) -> None:
+        """Raise where a setting was changed to a value that the state of a layer has no place for."""
+
+    # for several ranks, and for people
+    def sent(self, layer: FactoredLayer, key: str, value: Tensor) -> Tensor:
+        """A part of the state as it is sent to other ranks."""
+
+    def received(self, layer: FactoredLayer, key: str, sent: Tensor) -> Tensor:
+        """The inverse of :meth:`sent`."""
+
+    def work(self, layer: FactoredLayer) -> tuple[int, int]:
+        """The multiplications of an update of a layer's factors, and of preconditioning its gradient."""
+
+    def product_bytes(self, layer: FactoredLayer, uses: int) -> int:
+        """The bytes of what is stored between updates beside the state."""
+
+    @property
+    def cached_tensors(self) -> list[Tensor]:
+        """What is stored now beside the state."""
+
+
+class DirectionRule(Protocol):
+    """How a direction comes from a preconditioned gradient. A new rule is one function."""
+
+    def __call__(self, preconditioned: Tensor) -> Tensor:
+        """The directions of a stack of layers, ``(blocks, d, p)``, from ``C C^T G K K^T``; it may be changed."""

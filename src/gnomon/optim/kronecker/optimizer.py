@@ -1,0 +1,420 @@
+"""An optimizer with a Kronecker-factored preconditioner for each layer: a step in named phases.
+
+A step takes what the hooks have collected, reduces it over ranks, updates the factors that are due, publishes them,
+preconditions the gradients, and moves the weights. Each phase is asked of the object that owns it: the collector, the
+strategy, the preconditioner with its rule, and the steps of layers.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from numbers import Real
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ...linalg import full_precision, peaks
+from ..torch_internals import own_attributes
+from .config import CurvatureConfig, StepConfig
+from .curvature import Collector
+from .factor_rule import DirectionRule, FactorRule
+from .layers.base import FactoredLayer, Move, Settings, alike
+from .layers.registry import LayerRegistry
+from .preconditioner import Preconditioner
+from .sampling import Likelihood, sampled_loss
+from .saved_state import fitted_state, numbered
+from .strategy import Alone, SharingRule, alone
+from .structures import Structure
+from .summary import Row, Summary, layer_row, summary_rows
+from .update_rules import LayerSteps, Peaks, fall_back, gradient_of
+
+GROWTH = 20
+"""With growing intervals, factors are updated at each of this many steps at first, then at every second of as many, and
+so on up to ``update_every``."""
+
+# ---------------------------------------------------------------------- settings of parameter groups
+AT_LEAST_ZERO = ("lr", "fallback_lr", "weight_decay", "damping", "precond_lr")
+BELOW_ONE = ("momentum", "precond_momentum", "decay")
+POSITIVE_OR_NONE = ("step_rms", "kl_clip")
+NUMBERS = (*AT_LEAST_ZERO, *BELOW_ONE, *POSITIVE_OR_NONE, "update_every")
+SCHEDULABLE = tuple(name for name in NUMBERS if name != "fallback_lr")
+"""Settings that may be functions of the step and differ between parameter groups."""
+
+
+def check_settings(settings: Settings) -> None:
+    """Raise for a number that no step could use."""
+    for name, value in settings.items():
+        if name in NUMBERS and not (value is None and name in POSITIVE_OR_NONE):
+            scalar = isinstance(value, Tensor) and value.numel() == 1
+            if isinstance(value, bool) or not (isinstance(value, Real) or scalar):
+                raise TypeError(f"{name} must be a number or a function of the step that gives one, got {value!r}")
+        if name in AT_LEAST_ZERO and not 0 <= value < math.inf:
+            raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
+        if name in BELOW_ONE and not 0 <= value < 1:
+            raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
+        if name in POSITIVE_OR_NONE and value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} must be positive, or None to leave it out, got {value!r}")
+        if name == "update_every" and (not isinstance(value, int) or value < 1):
+            raise ValueError(f"update_every must be a positive integer, got {value!r}")
+    if settings.get("step_rms") is not None and settings.get("kl_clip") is not None:
+        raise ValueError(
+            f"step_rms and kl_clip are two ways to choose a step's length: got {settings['step_rms']!r} and "
+            f"{settings['kl_clip']!r}; give step_rms=None to use kl_clip"
+        )
+
+
+def at_step(settings: Settings, step: int) -> Settings:
+    """The settings with the value of each function at a step."""
+    return {name: value(step) if callable(value) else value for name, value in settings.items()}
+
+
+def is_due(settings: Settings) -> bool:
+    """Whether the coming step updates the factors of a group."""
+    return bool(settings["step"] >= settings["next_update"])
+
+
+def check_gradients(model: nn.Module, groups: list[Settings]) -> None:
+    """Raise for a gradient that no step could use."""
+    known = {id(p) for group in groups for p in group["params"]}
+    for name, p in model.named_parameters():
+        if p.grad is not None and p.grad.is_sparse:
+            raise RuntimeError(f"the gradient of {name} is sparse; build its embedding with sparse=False")
+        if p.grad is not None and p.requires_grad and id(p) not in known:
+            raise RuntimeError(
+                f"{name} has a gradient but is in no group, because it was frozen when this optimizer was built; "
+                "add it with add_param_group({'params': [...]})"
+            )
+
+
+def checked_group(group: Settings) -> Settings:
+    """A copy of a parameter group, with its parameters as a list."""
+    if not isinstance(group, dict) or "params" not in group:
+        raise TypeError(f"a group must be a dictionary with 'params' and settings, got {group!r}")
+    allowed = {*SCHEDULABLE, "params", "fallback_lr"}
+    if unknown := set(group) - allowed:
+        raise ValueError(f"a group has no setting {', '.join(sorted(unknown))}; there are {', '.join(sorted(allowed))}")
+    params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
+    if not all(isinstance(p, Tensor) for p in params):
+        raise TypeError(f"params must be parameters of the model, got {params!r}")
+    return {**group, "params": params}
+
+
+class KroneckerOptimizer(Optimizer):
+    """Trains all parameters of a model: layers with a preconditioner by a :class:`FactorRule`, others by a fallback.
+
+    Args:
+        model: the model.
+        settings: defaults of the settings that parameter groups may have; numbers may be functions of the step.
+        rule: how factors are stored, updated and applied.
+        structure: the structure of the factors, see :class:`~gnomon.optim.INGD`.
+        max_dim: a factor of a larger size is diagonal.
+        curvature: where statistics come from.
+        steps: how parameters move, and when factors are updated.
+        groups: dictionaries with ``params`` and settings for them.
+        sharing: finds the ranks that train the model together, and how they share the work.
+        low_memory: whether memory is freed after each step.
+        direction: how a direction comes from a preconditioned gradient; None for that itself.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        settings: Settings,
+        *,
+        rule: FactorRule,
+        structure: Structure = "dense",
+        max_dim: int | None = 8192,
+        curvature: CurvatureConfig | None = None,
+        steps: StepConfig | None = None,
+        groups: Iterable[Settings] = (),
+        sharing: SharingRule = alone,
+        low_memory: bool = False,
+        direction: DirectionRule | None = None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}; pass the model itself")
+        self._config, self._model, self._rule = steps or StepConfig(), model, rule
+        curvature = curvature or CurvatureConfig()
+        if self._config.fallback_lr is not None:
+            check_settings(at_step({"fallback_lr": self._config.fallback_lr}, 0))
+        self._registry = LayerRegistry(model, curvature, rule, structure, max_dim)
+        self._schedules: list[dict[str, Callable[[int], float]]] = []
+        self._sharing, self._is_built = sharing, False
+        asked = [checked_group(group) for group in groups]
+        super().__init__(self._registry.all_groups(asked), {**settings, "role": "layer"})
+        self._registry.check_patterns()
+        # The collaborators hold the state itself, which is the same object for the life of the optimizer.
+        self._preconditioner = Preconditioner(rule, self.state, low_memory, direction)
+        self._collector = Collector(curvature, self._preconditioner)
+        self._is_built = True
+        self._use_strategy(sharing(model, None))
+
+    # ------------------------------------------------------------------ parameters
+    def add_param_group(self, param_group: Settings) -> None:
+        """Add parameters of the model. Those of layers and others become two groups, each with its learning rate."""
+        asked = checked_group(param_group)
+        params = asked.pop("params")
+        wanted = {**self.defaults, **asked}
+        settings = at_step(wanted, 0)
+        check_settings(settings)
+        self._registry.check_new(params, self.param_groups)
+        found = self._registry.find(params, wanted, [g["params"] for g in self.param_groups if g["role"] == "fallback"])
+        schedules = {name: value for name, value in wanted.items() if callable(value)}
+        counters = {"step": 0, "next_update": 0, "interval": 1}
+        if found.members:
+            super().add_param_group({"params": found.members, **settings, **counters, "role": "layer"})
+            self._schedules.append(schedules)
+        if found.others:
+            lr = asked.get("fallback_lr", self._config.fallback_lr)
+            lr = wanted["lr"] if lr is None else lr
+            own = {"lr": lr(0) if callable(lr) else lr, "beta2": 0.99, "eps": 1e-8, "role": "fallback"}
+            super().add_param_group({"params": found.others, **settings, **counters, **own})
+            fixed = {name: value for name, value in schedules.items() if name != "lr"}
+            self._schedules.append({**fixed, "lr": lr} if callable(lr) else fixed)
+        self._registry.add(found.layers)
+        if self._is_built:
+            self._watch()
+
+    # ------------------------------------------------------------------ collaborators
+    def _use_strategy(self, strategy: Alone) -> None:
+        """Let a strategy say who computes what, from now on."""
+        self._strategy = self._collector.strategy = self._preconditioner.strategy = strategy
+        self._watch()
+
+    def _adopt_wrapper(self, wrapper: Any) -> None:
+        """The model was wrapped after the optimizer was built, which shows in a forward pass."""
+        strategy = self._sharing(self._model, wrapper)
+        if strategy.count > 1:
+            self._use_strategy(strategy)
+
+    def _watch(self) -> None:
+        """Set hooks on all modules that describe a layer, and give each layer an owner."""
+        layers = list(self._layers.values())
+        self._collector.watch(self._model, layers)
+        self._collector.due = self._due_weights()
+        self._collector.found_wrapper = weakref.WeakMethod(self._adopt_wrapper)
+        self._strategy.arrange(layers, self._cost)
+        for layer in layers:
+            self._drop_what_others_store(layer)
+
+    @property
+    def _layers(self) -> dict[nn.Parameter, FactoredLayer]:
+        return self._registry.layers
+
+    def _cost(self, layer: FactoredLayer) -> float:
+        """What is balanced over ranks: memory where layers are stored by one rank each, else the work of an update."""
+        row = layer_row(self._rule, layer, layer.name, self._config, self.param_groups[0]["update_every"])
+        return row.bytes if self._strategy.stores_apart else row.update
+
+    def _drop_what_others_store(self, layer: FactoredLayer) -> None:
+        if self._strategy.is_mine(layer):
+            return
+        momenta = [] if self._strategy.moves_apart else ["momentum_buffer"]
+        stored = {*self._preconditioner.stored_keys(layer), *momenta}
+        for p in layer.layer.parameters:
+            if p in self.state:
+                for key in self.state[p].keys() - stored:
+                    del self.state[p][key]
+        self._preconditioner.forget([layer])
+
+    def close(self) -> None:
+        """Remove the hooks from the model. Factors stay as they are from then on."""
+        self._collector.close()
+
+    def __getstate__(self) -> Settings:
+        """Copies and pickles have what torch stores and the collaborators; hooks and ranks are found again."""
+        return {**super().__getstate__(), **own_attributes(self), "_strategy": None}
+
+    def __setstate__(self, state: Settings) -> None:
+        super().__setstate__(state)
+        if "_strategy" in state:  # torch calls this to load a state too
+            self._use_strategy(self._sharing(self._model, None))
+
+    # ------------------------------------------------------------------ the step
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """One step from the gradients that are there; parameters without one stay.
+
+        If an entry of a gradient is not finite no parameter and no state changes, and ``skipped_steps`` counts it.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self._follow_schedules()
+        parameters = self._checked_parameters()
+        if parameters:
+            with full_precision(parameters[0]):
+                self._step(parameters)
+        self._collector.end_step(self._due_weights())
+        return loss
+
+    def _step(self, parameters: list[nn.Parameter]) -> None:
+        strategy, collector = self._strategy, self._collector
+        gradients = strategy.local([gradient_of(p) for p in parameters])
+        largest = Peaks(strategy.maximum(peaks(gradients)), {p: place for place, p in enumerate(parameters)})
+        ok = largest.values.amax() < math.inf
+        group_of = {p: group for group in self.param_groups for p in group["params"]}
+        moving = [
+            Move(layer, group_of[w], {p: group_of[p] for p in layer.layer.parameters if p in largest.place})
+            for w, layer in self._layers.items()
+            if w in largest.place
+        ]
+        right = collector.verify_rows([move.layer for move in moving], self.param_groups[0])
+        ok = ok if right is None else ok & right.to(ok.device)
+        strategy.reduce(collector)
+        for move in moving:
+            self._preconditioner.follow_parameters(move.layer)
+        due = [move for move in moving if is_due(move.group)]
+        if due:
+            skipped = self._preconditioner.update(due, collector, ok)
+            self._count("skipped_updates", skipped + collector.take_empty_batches())
+        self._plan_updates()
+        ok = self._move_layers(moving, largest, ok)
+        if not self._config.precondition_only:
+            others = [p for p in parameters if group_of[p]["role"] == "fallback"]
+            fall_back(self._config.fallback, others, group_of, self.state, strategy, ok)
+        self._count("skipped_steps", ~ok)
+        for group in self.param_groups:
+            group["step"] += 1
+
+    def _plan_updates(self) -> None:
+        """Say when the factors of groups that were due are updated again."""
+        for group in self.param_groups:
+            if is_due(group):
+                grown = 1 + group["step"] // GROWTH if self._config.growing_intervals else group["update_every"]
+                group["interval"] = min(group["update_every"], grown)
+                group["next_update"] = group["step"] + group["interval"]
+
+    def _move_layers(self, moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
+        """Move all layers, or replace their gradients; gives whether that could be done."""
+        strategy, config = self._strategy, self._config
+        steps = LayerSteps(self.state, strategy, self._precondition, config.precondition_only, config.compile)
+        scaled = [move for move in moving if move.group["step_rms"] is not None]
+        for same in alike(scaled, lambda m: (id(m.group), m.layer.weight.dtype, m.layer.weight.device)):
+            for few in strategy.portions(same):
+                strategy.gather_gradients([move.layer for move in few])
+                steps.by_rms(few, largest, ok)
+                strategy.drop_gradients()
+        natural = [move for move in moving if move.group["step_rms"] is None]
+        if natural:
+            strategy.gather_gradients([move.layer for move in natural])
+            ok = steps.naturally(natural, self._preconditioner.levels, ok)
+            strategy.drop_gradients()
+        return ok
+
+    def _precondition(self, moving: list[Move]) -> tuple[list[list[Move]], list[Tensor]]:
+        return self._preconditioner.directions(moving, self._collector)
+
+    # ------------------------------------------------------------------ before a step
+    def _due_weights(self) -> set[nn.Parameter]:
+        """The weights whose factors the coming step updates."""
+        due = [group for group in self.param_groups if group["role"] == "layer" and is_due(group)]
+        return {p for group in due for p in group["params"]}
+
+    def _follow_schedules(self) -> None:
+        for group, schedules in zip(self.param_groups, self._schedules, strict=True):
+            if schedules:
+                new = {name: schedule(group["step"]) for name, schedule in schedules.items()}
+                check_settings(new)
+                group.update(new)
+            self._rule.check((self._layers[p] for p in group["params"] if p in self._layers), group)
+
+    def _checked_parameters(self) -> list[nn.Parameter]:
+        """The parameters with a gradient; raises where one could not be used, before anything changes."""
+        parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
+        check_gradients(self._model, self.param_groups)
+        collector = self._collector
+        if parameters and collector.config.fisher == "mc" and collector.is_watching and collector.due:
+            watched = [layer for layer in collector.watched() if layer.weight.grad is not None]
+            if watched and not self._strategy.has_statistics(collector):
+                raise RuntimeError("fisher='mc' needs observe(output) before each backward pass; there was none")
+        return parameters
+
+    def observe(self, output: Tensor, likelihood: Likelihood = "categorical") -> None:
+        """For ``fisher="mc"``: statistics from targets that are drawn from the model's own predictions.
+
+        Call it with the model's output before the loss's backward pass; the graph is kept for that. ``"categorical"``
+        takes logits along the last dimension, ``"bernoulli"`` logits, ``"gaussian"`` means with unit variance. Before a
+        step that does not update the factors it does nothing.
+        """
+        collector = self._collector
+        if collector.config.fisher != "mc":
+            raise RuntimeError("observe() is for fisher='mc'; with fisher='empirical' the loss's gradients are used")
+        if not (collector.is_watching and collector.due):
+            return
+        weights = [layer.weight for layer in collector.watched() if layer.weight.requires_grad]
+        collector.observes = True
+        try:
+            torch.autograd.grad(sampled_loss(output, likelihood), weights, retain_graph=True, allow_unused=True)
+        finally:
+            collector.observes = False
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients, and what the hooks have collected with them."""
+        super().zero_grad(set_to_none)
+        self._collector.forget()
+        self._strategy.forget()
+
+    # ------------------------------------------------------------------ state
+    def _count(self, name: str, happened: Tensor) -> None:
+        first = self.param_groups[0]  # which torch saves and loads
+        first[name] = first[name].to(happened.device) + happened if name in first else happened.long()
+
+    @property
+    def skipped_steps(self) -> int:
+        """Steps that were not taken because a gradient, or its natural direction, was not finite."""
+        return int(self.param_groups[0].get("skipped_steps", 0))
+
+    @property
+    def skipped_updates(self) -> int:
+        """Updates of a layer's factors that were not made, because its curvature was not finite or its batch empty."""
+        return int(self.param_groups[0].get("skipped_updates", 0)) + self._collector.empty_batches
+
+    def state_dict(self) -> Settings:
+        """The state, as torch's optimizers give it."""
+        self._collector.read_verdict(self.param_groups[0])
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: Settings) -> None:
+        """Take a state of the same model and structure; the dictionary stays as it is, and nothing is shared.
+
+        Factors that were saved in another form, with another damping or ``memory``, are converted.
+        """
+        own = fitted_state(state_dict, self.param_groups, self._registry, self._preconditioner)
+        states = self.state
+        super().load_state_dict(own)
+        states.clear()
+        for number, p in numbered(own["param_groups"], self.param_groups):
+            # As it was saved: torch would turn the factors into the parameter's type.
+            if number in own["state"]:
+                states[p] = {key: self._placed(value, p) for key, value in own["state"][number].items()}
+        self.state = states
+        self._collector.forget()
+        self._preconditioner.forget(self._layers.values())
+        for layer in self._layers.values():
+            self._drop_what_others_store(layer)
+        self._collector.read_verdict(self.param_groups[0])
+        self._collector.due = self._due_weights()
+
+    def _placed(self, value: Any, p: nn.Parameter) -> Any:
+        return self._strategy.sharded_as(value.to(p.device), p) if isinstance(value, Tensor) else value
+
+    def memory_usage(self) -> int:
+        """Bytes of the state that this rank stores, cached products included."""
+        stored = [value for state in self.state.values() for value in state.values() if isinstance(value, Tensor)]
+        tensors = [*self._strategy.local(stored), *self._rule.cached_tensors]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    def summary(self) -> Summary:
+        """Print what each parameter gets: structure, bytes of state, multiplications of an update and of a step."""
+        summary = Summary(list(self._rows()))
+        print(summary)
+        return summary
+
+    def _rows(self) -> Iterator[Row]:
+        return summary_rows(self._model, self._registry, self._rule, self._config, self.param_groups)

@@ -1,0 +1,152 @@
+"""Who computes what: one process that computes everything. :mod:`gnomon.optim.distributed` has the ways of several."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from .factor_rule import FactorRule
+from .layers.base import FactoredLayer, Move, Part, Stack
+from .statistics import Factors, Statistics
+
+
+class FactorStore(Protocol):
+    """What a strategy asks of the preconditioner."""
+
+    rule: FactorRule
+
+    def stack(self, layers: Sequence[FactoredLayer]) -> Stack: ...
+    def projection_factors(self, layer: FactoredLayer) -> Factors: ...
+
+
+class StatisticsSource(Protocol):
+    """What a strategy and the preconditioner ask of the collector."""
+
+    due: set[nn.Parameter]
+    is_closed: bool
+    takes_gradients: bool
+    """Whether the gradient of the loss may stand in for statistics."""
+
+    @property
+    def preconditioner(self) -> FactorStore: ...
+    def watched(self) -> list[FactoredLayer]: ...
+    def statistics(self, layer: FactoredLayer) -> Statistics | None: ...
+    def put_statistics(self, layer: FactoredLayer, statistics: Statistics | None) -> None: ...
+    def is_complete(self, layer: FactoredLayer) -> bool: ...
+    def was_reached(self, layer: FactoredLayer) -> bool: ...
+    def rows(self, layer: FactoredLayer) -> tuple[Tensor, Tensor] | None: ...
+
+
+class Alone:
+    """One process. Ways of sharing the work override what they do differently."""
+
+    count = 1
+    """The number of ranks."""
+    has_owners = False
+    """Whether one rank alone updates the factors of a layer."""
+    stores_apart = False
+    """Whether one rank alone stores them too."""
+    moves_apart = False
+    """Whether the momenta of a layer's parameters are where its factors are."""
+    is_sharded = False
+    """Whether a rank holds only a part of each parameter."""
+    takes_part = True
+    """Whether all ranks run the forward pass that is running."""
+
+    def arrange(self, layers: Sequence[FactoredLayer], cost: Callable[[FactoredLayer], float]) -> None:
+        """Say which rank updates which layer."""
+
+    def is_mine(self, layer: FactoredLayer) -> bool:
+        """Whether this rank updates a layer's factors."""
+        return True
+
+    def stored_keys(self, layer: FactoredLayer, rule: FactorRule) -> Collection[str]:
+        """The parts of a layer's state that this rank stores."""
+        return rule.shapes(layer)
+
+    # ------------------------------------------------------------------ statistics
+    def is_fresh(self, weight: nn.Parameter) -> bool:
+        """Whether the gradient of a weight was dropped since the last backward pass."""
+        return weight.grad is None
+
+    def hand_over(self, collector: StatisticsSource, layer: FactoredLayer, backward_pass: int) -> None:
+        """Take the statistics of a layer that a backward pass has just completed."""
+
+    def reduce(self, collector: StatisticsSource) -> None:
+        """Replace statistics by those of all ranks' batches together."""
+
+    def has_statistics(self, collector: StatisticsSource) -> bool:
+        """Whether there are statistics of any layer."""
+        return any(collector.statistics(layer) is not None for layer in collector.watched())
+
+    def forget(self) -> None:
+        """Drop statistics that are on their way."""
+
+    # ------------------------------------------------------------------ factors
+    def publish(self, preconditioner: FactorStore, layers: Sequence[FactoredLayer]) -> None:
+        """Send factors that have moved from their owners to all ranks."""
+
+    def sum(self, count: Tensor) -> Tensor:
+        """A number, summed over ranks."""
+        return count
+
+    # ------------------------------------------------------------------ gradients and directions
+    def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The parts of tensors that this rank holds, in the same memory."""
+        return list(tensors)
+
+    def sharded_as(self, tensor: Tensor, like: Tensor) -> Tensor:
+        """A whole tensor, sharded as a parameter of its shape is."""
+        return tensor
+
+    def maximum(self, values: Tensor) -> Tensor:
+        """The largest of each number over the ranks that hold parts of parameters."""
+        return values
+
+    def portions(self, moving: list[Move]) -> list[list[Move]]:
+        """The layers whose gradients are whole at the same time."""
+        return [moving]
+
+    def gather_gradients(self, layers: Sequence[FactoredLayer]) -> None:
+        """Get the parts of gradients that other ranks hold; all ranks take part."""
+
+    def drop_gradients(self) -> None:
+        """Free what :meth:`gather_gradients` has got."""
+
+    def gradients(self, layer: FactoredLayer) -> list[Tensor]:
+        """The whole gradients of a layer's parameters; zeros where a parameter has none."""
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in layer.layer.parameters]
+
+    def gather_directions(
+        self, moving: list[Move], mine: list[Move], made: list[Part], *numbers: Tensor
+    ) -> tuple[list[Part], Tensor]:
+        """The parts of all layers that move, from the ranks that made them, and a row of numbers for each layer."""
+        raise NotImplementedError("one process makes all directions itself")
+
+    def share(self, parts: list[Part]) -> list[Part]:
+        """Of whole directions, what this rank needs for its parts of the parameters."""
+        return parts
+
+    def rms_of_shares(self, parts: list[Part], layers: Sequence[FactoredLayer]) -> Tensor:
+        """The root mean square of each layer's direction, of which every rank has a part."""
+        raise NotImplementedError("one process has whole directions")
+
+    def sum_of_shares(self, value: Tensor) -> Tensor:
+        """A number of each rank's parts of parameters, summed over ranks."""
+        return value
+
+    def agrees(self, ok: Tensor) -> Tensor:
+        """Whether a condition holds at all ranks that make directions."""
+        return ok
+
+
+SharingRule = Callable[[nn.Module, Any], Alone]
+"""Finds the ranks that train a model together; the second argument is a wrapper that was noticed later, or None."""
+
+
+def alone(model: nn.Module, wrapper: Any = None) -> Alone:
+    """The rule for a process that trains alone, whatever the model is wrapped in."""
+    return Alone()

@@ -1,0 +1,89 @@
+"""Which structure the factors of a layer get: names, factories, pairs and patterns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from fnmatch import fnmatchcase
+from typing import Any
+
+from ...groups import Arrow, BlockDiagonal, Dense, Diagonal, Fixed, Group, Heisenberg, Toeplitz, Triangular
+
+Factory = Callable[[int], Group]
+Side = str | Factory
+"""A name, or a function from the size to a group."""
+Structure = Side | tuple[Side, Side] | Mapping[str, Any]
+"""One for both factors, a pair for (inputs, outputs), or a mapping from patterns of layer names to those."""
+
+BLOCK = 32
+RANK = 8
+"""Dense rows or columns at an end of a sparse factor; products with a multiple of eight are quickest."""
+
+NAMES: dict[str, Factory] = {
+    "dense": Dense,
+    "triangular": Triangular,
+    "diagonal": Diagonal,
+    "block": lambda k: BlockDiagonal(k, min(k, BLOCK)),
+    "arrow": lambda k: Arrow(k, min(RANK, k - 1)) if k > 1 else Dense(k),
+    "heisenberg": lambda k: Heisenberg(k, RANK, RANK) if k > 2 * RANK else Dense(k),
+    "toeplitz": Toeplitz,
+    "identity": Fixed,
+}
+"""Structures by name; ``block`` has blocks of 32, ``arrow`` a head of 8, ``heisenberg`` a head and a tail of 8."""
+
+
+def factory_of(side: object) -> Factory:
+    """A side as a function from the size to a group."""
+    if isinstance(side, str):
+        if side not in NAMES:
+            raise ValueError(f"structure must be one of {', '.join(NAMES)}, or a function of the size, got {side!r}")
+        return NAMES[side]
+    if isinstance(side, Group):
+        raise TypeError(f"structure must be a function of the size, got {side!r}; give for example lambda k: {side!r}")
+    if not callable(side):
+        raise TypeError(f"structure must be a name, a function of the size, a pair or a mapping, got {side!r}")
+    return side
+
+
+def check_structure(structure: Structure) -> None:
+    """Raise for one that no layer could use."""
+    if isinstance(structure, Mapping):
+        for pattern, part in structure.items():
+            if not isinstance(pattern, str):
+                raise TypeError(f"structure must map patterns of layer names, got the pattern {pattern!r}")
+            check_structure(part)
+    elif isinstance(structure, (tuple, list)):
+        if len(structure) != 2:
+            raise ValueError(f"structure must be a pair (inputs, outputs), got {len(structure)} parts: {structure!r}")
+        for side in structure:
+            factory_of(side)
+    else:
+        factory_of(structure)
+
+
+def unmatched(structure: Structure, names: list[str]) -> list[str]:
+    """The patterns that match none of the names."""
+    if not isinstance(structure, Mapping):
+        return []
+    return [pattern for pattern in structure if not any(fnmatchcase(name, pattern) for name in names)]
+
+
+def groups_for(structure: Structure, name: str, p: int, d: int, max_dim: int | None) -> tuple[Group, Group]:
+    """The groups of K (size p) and C (size d) for a layer; a size above ``max_dim`` gets a diagonal.
+
+    Of the patterns that match a layer's name the first counts; a layer that none matches is dense.
+    """
+    if isinstance(structure, Mapping):
+        chosen = next((value for pattern, value in structure.items() if fnmatchcase(name, pattern)), "dense")
+        return groups_for(chosen, name, p, d, max_dim)
+    sides = structure if isinstance(structure, (tuple, list)) else (structure, structure)
+    left, right = (_group(side, size, max_dim) for side, size in zip(sides, (p, d), strict=True))
+    return left, right
+
+
+def _group(side: Side, size: int, max_dim: int | None) -> Group:
+    if max_dim is not None and size > max_dim:
+        return Diagonal(size)
+    group = factory_of(side)(size)
+    if not isinstance(group, Group) or group.k != size:
+        raise ValueError(f"structure must give a group of size {size} for that size, got {group!r} from {side!r}")
+    return group

@@ -1,0 +1,392 @@
+"""How weights move along a direction: pure functions over lists of tensors, and the steps of layers made of them.
+
+Every rule can be told on the device to do nothing. Gates are a tensor with 1 or 0 for each parameter. Where a gate is 0,
+all that a rule writes stays as it is, without a branch on the host: directions are zeros there, and the weights of what
+is added and of what is forgotten become 0 and 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+
+import torch
+from torch import Tensor, nn
+
+from ...linalg import HALF, align, constant, peaks, power_of_two, promoted, rms_of
+from .compiled_rules import step_by_rms
+from .compiling import can_compile, compiled
+from .layers.base import Move, Part, Settings, State, States, alike, move_state, parted
+from .strategy import Alone
+
+FUSED = 16
+"""The number of layers that one compiled function moves: calls of it take as long for one layer as for many, its
+compilation does not."""
+
+
+# ---------------------------------------------------------------------- rules
+def added(weight: float, gates: Tensor) -> list[Tensor]:
+    """What new values are multiplied with: ``weight``, or 0 where nothing may change."""
+    return list((gates * weight).unbind())
+
+
+def kept(weight: float, gates: Tensor) -> list[Tensor]:
+    """What old values are multiplied with: ``weight``, or 1 where nothing may change."""
+    return list((gates * (weight - 1) + 1).unbind())
+
+
+def look_ahead(new: list[Tensor], averages: list[Tensor], momentum: float) -> None:
+    """G becomes Nesterov's ``momentum B' + (1 - momentum) G``, where B' is what the average B will be by G."""
+    torch._foreach_lerp_(new, averages, momentum**2)
+
+
+def remember(averages: list[Tensor], ahead: list[Tensor], momentum: float, gates: Tensor) -> None:
+    """``B <- momentum B + (1 - momentum) G``, from the A of :func:`look_ahead`: ``(momentum B + A) / (1 + momentum)``.
+
+    In that order what is not finite is noticed before it is in the average.
+    """
+    torch._foreach_lerp_(averages, ahead, added(1 / (1 + momentum), gates))
+
+
+def decay(params: list[Tensor], amount: float, gates: Tensor) -> None:
+    """``W <- (1 - amount) W``"""
+    if amount:
+        torch._foreach_mul_(params, kept(1 - amount, gates))
+
+
+def decoupled(params: list[Tensor], directions: list[Tensor], lengths: Tensor, group: State, gates: Tensor) -> None:
+    """``W <- (1 - lr weight_decay) W - lr length direction``, where a length is 0 with its gate."""
+    decay(params, group["lr"] * group["weight_decay"], gates)
+    torch._foreach_addcmul_(params, directions, added(-group["lr"], lengths))
+
+
+def accumulate_momentum(
+    params: list[Tensor], momenta: list[Tensor], directions: list[Tensor], group: State, gates: Tensor
+) -> None:
+    """``M <- momentum M + direction + weight_decay W``"""
+    torch._foreach_mul_(momenta, kept(group["momentum"], gates))
+    torch._foreach_add_(momenta, directions)
+    if group["weight_decay"]:
+        torch._foreach_addcmul_(momenta, params, added(group["weight_decay"], gates))
+
+
+def descend(params: list[Tensor], momenta: list[Tensor], group: State, gates: Tensor) -> None:
+    """``W <- W - lr M``"""
+    torch._foreach_addcmul_(params, momenta, added(-group["lr"], gates))
+
+
+def heavy_ball(params: list[Tensor], states: list[State], gradients: list[Tensor], group: State, gates: Tensor) -> None:
+    """The paper's form of momentum, and torch's SGD."""
+    momenta = tensors_of(states, "momentum_buffer")
+    accumulate_momentum(params, momenta, gradients, group, gates)
+    descend(params, momenta, group, gates)
+
+
+def adamw(params: list[Tensor], states: list[State], gradients: list[Tensor], group: State, gates: Tensor) -> None:
+    """torch's AdamW with beta_1 = momentum; moments in float32 at least, as squares in half precision vanish."""
+    beta1, beta2 = group["momentum"], group["beta2"]
+    gradients = [g.to(promoted(g.dtype, torch.float32)) for g in gradients]
+    steps, first, second = (tensors_of(states, key) for key in ("steps", "exp_avg", "exp_avg_sq"))
+    wide = gates.to(gradients[0].dtype)
+    torch._foreach_add_(steps, [*gates.to(steps[0].dtype).unbind()])
+    torch._foreach_mul_(first, kept(beta1, wide))
+    torch._foreach_add_(first, gradients, alpha=1 - beta1)
+    torch._foreach_mul_(second, kept(beta2, wide))
+    torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
+    decay(params, group["lr"] * group["weight_decay"], gates)
+    # The counts are equal, unless some parameters had no gradient at times.
+    counts = torch.stack(steps).clamp(min=1)
+    roots = torch._foreach_mul(second, [*(1 / (1 - beta2**counts)).unbind()])
+    torch._foreach_sqrt_(roots)
+    torch._foreach_add_(roots, group["eps"])
+    moves = torch._foreach_div(first, roots)
+    torch._foreach_mul_(moves, added(group["lr"], wide / (1 - beta1**counts)))
+    torch._foreach_sub_(params, [move.to(p.dtype) for move, p in zip(moves, params, strict=True)])
+
+
+Rule = Callable[[list[Tensor], list[State], list[Tensor], State, Tensor], None]
+FALLBACKS: dict[str, tuple[Rule, tuple[str, ...]]] = {
+    "adamw": (adamw, ("exp_avg", "exp_avg_sq", "steps")),
+    "sgd": (heavy_ball, ("momentum_buffer",)),
+}
+"""How parameters move that have no factors, and the tensors of their state."""
+
+
+def started(states: States, p: nn.Parameter, keys: Iterable[str]) -> State:
+    """The state of a parameter, with zeros for the tensors that it lacks."""
+    state, wide = states[p], promoted(p.dtype, torch.float32)
+    for key in keys:
+        if key not in state:
+            if key == "steps":
+                state[key] = torch.zeros((), device=p.device)
+            elif key == "momentum_buffer":
+                state[key] = torch.zeros_like(p, memory_format=torch.contiguous_format)
+            else:
+                state[key] = torch.zeros_like(p, dtype=wide)
+    return state
+
+
+def tensors_of(states: Sequence[State], key: str) -> list[Tensor]:
+    return [state[key] for state in states]
+
+
+def fall_back(
+    name: str,
+    parameters: list[nn.Parameter],
+    group_of: dict[nn.Parameter, Settings],
+    states: States,
+    strategy: Alone,
+    ok: Tensor,
+) -> None:
+    """Move parameters that have no factors, by a rule of :data:`FALLBACKS`."""
+    (rule, keys), local = FALLBACKS[name], strategy.local
+    for same in alike(parameters, lambda p: (id(group_of[p]), p.dtype, p.device)):
+        for p in same:
+            move_state(states[p], p)
+        found = [started(states, p, keys) for p in same]
+        parts = [dict(zip(keys, local([state[key] for key in keys]), strict=True)) for state in found]
+        here = ok.to(same[0].device)
+        gradients = [torch.where(here, g, 0) for g in local([gradient_of(p) for p in same])]
+        rule(local(same), parts, gradients, group_of[same[0]], here.to(same[0].dtype).expand(len(same)))
+
+
+# ---------------------------------------------------------------------- layers that move
+@dataclass
+class Peaks:
+    """The largest magnitude in the gradient of each parameter."""
+
+    values: Tensor
+    place: dict[nn.Parameter, int]
+
+    def of(self, moving: Sequence[Move]) -> Tensor:
+        """The largest magnitude in the gradients of each layer."""
+        places = [[self.place[p] for p in move.groups] for move in moving]
+        width = max(map(len, places))
+        table = tuple((*row, *row[:1] * (width - len(row))) for row in places)
+        return self.values[constant(table, torch.long, self.values.device)].amax(1)
+
+
+def parts_of(moving: Sequence[Move], directions: Iterable[Tensor]) -> list[Part]:
+    """The parameters that move, with their parts of the directions of their layers."""
+    found = []
+    for place, (move, matrix) in enumerate(zip(moving, directions, strict=True)):
+        layer = move.layer.layer
+        for p, part in zip(layer.parameters, layer.tensors(matrix), strict=True):
+            if p in move.groups:
+                found.append(Part(p, move.groups[p], part, place))
+    return found
+
+
+def by_kind(parts: Iterable[Part]) -> list[list[Part]]:
+    """The parameters that move together: of one group, type and device."""
+    return alike(parts, lambda part: (id(part.group), part.p.dtype, part.p.device))
+
+
+def for_parts(values: Tensor, parts: list[Part]) -> Tensor:
+    """A number for each layer as one for each of its parameters, in their type."""
+    return values.to(parts[0].p.dtype)[constant(tuple(part.layer for part in parts), torch.long, values.device)]
+
+
+def with_even_rows(directions: Tensor) -> Tensor:
+    """Matrices whose rows are at one distance in memory, over all blocks."""
+    far, apart, near = directions.stride()
+    return directions if near == 1 and far == apart * directions.shape[1] else directions.contiguous()
+
+
+Precondition = Callable[[list[Move]], tuple[list[list[Move]], list[Tensor]]]
+"""Gives the layers whose directions this rank computes, in stacks, and the directions of each stack."""
+
+
+class LayerSteps:
+    """The steps of layers from their directions, by a given root mean square or as long as they are."""
+
+    def __init__(
+        self, states: States, strategy: Alone, precondition: Precondition, replaces_gradients: bool, compile: bool
+    ) -> None:
+        self._states, self._strategy, self._precondition = states, strategy, precondition
+        self._replaces_gradients, self._compile = replaces_gradients, compile
+
+    # ------------------------------------------------------------------ what both have in common
+    def _params(self, parts: list[Part]) -> list[Tensor]:
+        return self._strategy.local([part.p for part in parts])
+
+    def _averages(self, parts: list[Part]) -> list[Tensor]:
+        """The momenta of parameters, zeros at first."""
+        states = [started(self._states, part.p, ("momentum_buffer",)) for part in parts]
+        return self._strategy.local(tensors_of(states, "momentum_buffer"))
+
+    def _replace_gradients(self, parts: list[Part], directions: Iterable[Tensor], gates: Tensor) -> None:
+        gradients = self._strategy.local([gradient_of(part.p) for part in parts])
+        for gradient, direction, gate in zip(gradients, directions, gates.unbind(), strict=True):
+            gradient.copy_(torch.where(gate > 0, direction, gradient))
+
+    # ------------------------------------------------------------------ by a given root mean square
+    def by_rms(self, moving: list[Move], largest: Peaks, ok: Tensor) -> None:
+        """``W <- (1 - lr weight_decay) W - lr D``, D along the average of directions, with a given root mean square."""
+        stacks, found = self._precondition(moving)
+        mine, found = [move for stack in stacks for move in stack], [with_even_rows(matrices) for matrices in found]
+        matrices = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in parted(ds, len(stack)))
+        parts = parts_of(mine, matrices)
+        if self._may_fuse(moving):
+            self._by_rms_fused(mine, parts, largest, ok)
+            return
+        strategy = self._strategy
+        if strategy.is_sharded:
+            if strategy.stores_apart:
+                parts, _ = strategy.gather_directions(moving, mine, parts, ok.expand(len(mine)))
+                mine = moving
+            parts = strategy.share(parts)
+            found = [part.direction for part in parts]
+        kinds = by_kind(parts)
+        self._look_ahead(kinds, moving[0].group["momentum"])
+        if strategy.is_sharded:
+            rms = strategy.rms_of_shares(parts, [move.layer for move in mine])
+        else:
+            shapes = ((len(stack), -1, ds.shape[-1]) for ds, stack in zip(found, stacks, strict=True))
+            rms = rms_of([ds.view(shape) for ds, shape in zip(found, shapes, strict=True)], ok.device)
+        gates = self._gates(mine, rms, largest, ok)
+        for directions in found:
+            directions.nan_to_num_(0.0, 0.0, 0.0)
+        self._remember(kinds, moving[0].group["momentum"], gates)
+        lengths = gates * (moving[0].group["step_rms"] / rms.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(0.0)
+        self._move_by_lengths(moving, mine, parts, lengths, gates)
+
+    def _move_by_lengths(
+        self, moving: list[Move], mine: list[Move], parts: list[Part], lengths: Tensor, gates: Tensor
+    ) -> None:
+        if moving[0].layer.weight.dtype in HALF:  # whose range is too small for directions as they are
+            for part in parts:
+                part.direction = part.direction.float().mul_(lengths[part.layer])
+            lengths = gates
+        if self._strategy.moves_apart:
+            parts, table = self._strategy.gather_directions(moving, mine, parts, lengths, gates)
+            lengths, gates = table[:, 0], table[:, 1]
+        for same in by_kind(parts):
+            moves, own = [part.direction.to(part.p.dtype) for part in same], for_parts(gates, same)
+            far = for_parts(lengths, same)
+            if self._replaces_gradients:
+                self._replace_gradients(same, torch._foreach_mul(moves, [*far.unbind()]), own)
+            else:
+                decoupled(self._params(same), moves, far, same[0].group, own)
+
+    def _look_ahead(self, kinds: list[list[Part]], momentum: float) -> None:
+        """Directions become what Nesterov's average of them will be a step later, in place."""
+        if self._replaces_gradients:
+            return
+        for same in kinds:
+            new = [part.direction.to(part.p.dtype) for part in same]
+            look_ahead(new, self._averages(same), momentum)
+            for part, ahead in zip(same, new, strict=True):
+                if ahead is not part.direction:
+                    part.direction.copy_(ahead)
+
+    def _remember(self, kinds: list[list[Part]], momentum: float, gates: Tensor) -> None:
+        """The averages take in the directions that :meth:`_look_ahead` was given, if they are finite."""
+        if self._replaces_gradients:
+            return
+        for same in kinds:
+            ahead = [part.direction.to(part.p.dtype) for part in same]
+            remember(self._averages(same), ahead, momentum, for_parts(gates, same))
+
+    def _gates(self, moving: list[Move], rms: Tensor, largest: Peaks, ok: Tensor) -> Tensor:
+        """1 for layers that move, 0 for the others."""
+        if not moving:
+            return rms
+        may = may_move(moving, largest, ok).to(rms.device)
+        return (may & (rms > 0) & (rms < math.inf)).to(rms.dtype)
+
+    def _may_fuse(self, moving: list[Move]) -> bool:
+        """Whether steps are compiled: those of whole layers at this rank, in full precision."""
+        strategy = self._strategy
+        apart = self._replaces_gradients or strategy.is_sharded or strategy.moves_apart
+        if not (self._compile and can_compile()) or apart or moving[0].layer.weight.dtype in HALF:
+            return False
+        return all(len(move.groups) == len(move.layer.layer.parameters) for move in moving)
+
+    def _by_rms_fused(self, moving: list[Move], parts: list[Part], largest: Peaks, ok: Tensor) -> None:
+        """The same step from the directions on, with one compiled function for many layers."""
+        may, units = may_move(moving, largest, ok), power_of_two(largest.of(moving))
+        group, by_layer = moving[0].group, alike(parts, lambda part: part.layer)
+        for layers in (by_layer[start : start + FUSED] for start in range(0, len(by_layer), FUSED)):
+            few = [part for layer in layers for part in layer]
+            params: list[Tensor] = [part.p for part in few]
+            directions = (part.direction.to(part.p.dtype) for part in few)
+            places = zip(params, directions, self._averages(few), strict=True)
+            own = ((part.group["lr"], part.group["lr"] * part.group["weight_decay"]) for part in few)
+            numbers = (group["step_rms"], group["momentum"], *chain.from_iterable(own))
+            like, kind = params[0], tuple((len(layer), *(part.p.shape for part in layer)) for layer in layers)
+            first, last = few[0].layer, few[-1].layer
+            compiled(step_by_rms, (kind, like.dtype, like.device))(
+                [[*islice(places, len(layer))] for layer in layers],
+                may[first : last + 1].to(like.device),
+                units[first : last + 1].to(like.device, like.dtype),
+                constant(numbers, like.dtype, like.device),
+            )
+
+    # ------------------------------------------------------------------ as long as directions are
+    def naturally(self, moving: list[Move], levels: Callable[[list[Move]], Tensor | None], ok: Tensor) -> Tensor:
+        """``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, for all layers or none; gives whether it was done."""
+        strategy = self._strategy
+        stacks, found = self._precondition(moving)
+        mine = [move for stack in stacks for move in stack]
+        if found:
+            ok = ok & peaks(found).isfinite().all().to(ok.device)
+        ok = strategy.agrees(ok)
+        parts: list[Part] = []
+        for stack, natural in zip(stacks, found, strict=True):
+            here, units = ok.to(natural.device), levels(stack)
+            natural = natural if units is None else natural / align(units, natural).to(natural.dtype)
+            parts += parts_of(stack, parted(torch.where(here, natural, 0), len(stack)))
+        if strategy.is_sharded:
+            if strategy.stores_apart:
+                parts, _ = strategy.gather_directions(moving, mine, parts, ok.expand(len(mine)))
+            parts = strategy.share(parts)
+        self._take_momentum(parts, self._clipping(parts, moving), ok)
+        if strategy.moves_apart:
+            parts, _ = strategy.gather_directions(moving, mine, parts, ok.expand(len(mine)))
+        for same in by_kind(parts):
+            moves = [part.direction for part in same]
+            gates = ok.to(moves[0]).expand(len(same))
+            if self._replaces_gradients:
+                self._replace_gradients(same, moves, gates)
+            else:
+                descend(self._params(same), moves, same[0].group, gates)
+        return ok
+
+    def _take_momentum(self, parts: list[Part], scale: Tensor | None, ok: Tensor) -> None:
+        """Directions become the momenta that they are added to, clipped before."""
+        for same in by_kind(parts):
+            directions = [part.direction.to(part.p.dtype) for part in same]
+            if scale is not None and same[0].group["kl_clip"] is not None:
+                directions = list(torch._foreach_mul(directions, scale.to(directions[0])))
+            if not self._replaces_gradients:
+                momenta, gates = self._averages(same), ok.to(directions[0]).expand(len(same))
+                accumulate_momentum(self._params(same), momenta, directions, same[0].group, gates)
+                directions = momenta
+            for part, direction in zip(same, directions, strict=True):
+                part.direction = direction
+
+    def _clipping(self, parts: list[Part], moving: list[Move]) -> Tensor | None:
+        """``min(1, sqrt(kl_clip / (lr^2 sum <G, D>)))``: the predicted change of the loss is at most ``kl_clip``."""
+        if all(move.group["kl_clip"] is None for move in moving):
+            return None
+        change = torch.zeros((), device=moving[0].layer.weight.device)
+        clipped = [part for part in parts if part.group["kl_clip"] is not None]
+        gradients = self._strategy.local([gradient_of(part.p) for part in clipped])
+        for part, gradient in zip(clipped, gradients, strict=True):
+            unit = part.group["lr"] ** 2 / part.group["kl_clip"]
+            change = change + unit * (gradient * part.direction).sum().to(change.device)
+        # It is not finite where nothing is to move, and there it multiplies zeros.
+        return self._strategy.sum_of_shares(change).nan_to_num().clamp(min=1).rsqrt()
+
+
+def may_move(moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
+    """Which layers may move. A layer without any gradient stays: its average would shrink, its step would not."""
+    return ok & (largest.of(moving) > 0)
+
+
+def gradient_of(p: Tensor) -> Tensor:
+    assert p.grad is not None
+    return p.grad
