@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..common.files import write_atomically
+from ..common.tables import terminal_table
 from ..data import load
-from ..files import write_atomically
-from ..reproduce import terminal_table
 from ..training.config import TrainingError, check_name
 from .report import Report
 from .scales import TABLES

@@ -12,10 +12,10 @@ from statistics import mean
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import models
-from ..training.compare import Clock, Group
+from ..common.progress import counting_progress
+from ..training.compare import Clock, RunGroup
 from ..training.config import Config, TrainingError, completed
 from ..training.optimizers import TITLES
 from ..training.trainer import Epoch
@@ -60,9 +60,9 @@ class Method:
         return sum(result.diverged for result in self.results)
 
     @property
-    def group(self) -> Group:
+    def group(self) -> RunGroup:
         """Its runs as ``gnomon compare`` has them; empty where one diverged."""
-        return Group(self.config, [] if self.diverged else [result.epochs for result in self.results])
+        return RunGroup(self.config, [] if self.diverged else [result.epochs for result in self.results])
 
     def times(self, clock: Clock) -> list[float]:
         """Seconds of each seed's whole run."""
@@ -87,7 +87,7 @@ class Method:
         return self._scores([within(run, seconds, clock) for run, seconds in pairs])
 
     def _scores(self, runs: list[list[Epoch]]) -> list[float] | None:
-        return Group(self.config, runs).scores(self.last) if runs and all(runs) else None
+        return RunGroup(self.config, runs).scores(self.last) if runs and all(runs) else None
 
 
 class Study:
@@ -217,8 +217,7 @@ class Study:
             return
         with Workers(jobs) as workers:
             self._tell_estimate(workers, console)
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            with Progress(*columns, console=console, transient=True) as progress:
+            with counting_progress(console) as progress:
                 bar = progress.add_task("training runs")
                 going: dict[Future[None], Run] = {}
                 done = 0

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import data as sets
-from ..files import write_atomically
+from ..common.files import write_atomically
 from ..training.config import Config, TrainingError
 from ..training.folder import RunFolder
 from ..training.run import train

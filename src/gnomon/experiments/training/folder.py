@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from ..files import atomic_file, write_atomically
-from ..trials import versions
+from ..common.files import atomic_file, write_atomically
+from ..common.machine import versions
 from .config import Config, TrainingError, as_toml, completed, config_from, read_settings
 from .schedule import needs_the_end
 from .trainer import Epoch

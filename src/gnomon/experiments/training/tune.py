@@ -17,7 +17,7 @@ from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from .. import models
-from ..files import write_atomically
+from ..common.files import write_atomically
 from .config import ALL_SETTINGS, SETTINGS, Config, TrainingError, as_toml, check_name, completed
 from .optimizers import TITLES
 from .run import Outcome, train
