@@ -1,4 +1,4 @@
-"""Three small training tasks that are unlike each other: a deep autoencoder, a convolutional classifier, a GPT."""
+"""Three different small training tasks: a deep autoencoder, a convolutional classifier and a GPT."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from gnomon.experiments.models.perceptron import perceptron
 
 
 class Task(ABC):
-    """A model, its batches and its measure, all fixed by a seed."""
+    """A model, its batches and its measure. A seed determines all of them."""
 
     name: str
     steps: int
     warmup: int = 0
     measure: str
-    """What :meth:`evaluate` gives; lower is better."""
+    """A description of what :meth:`evaluate` returns. Lower is better."""
 
     @abstractmethod
     def model(self) -> nn.Module:
-        """The network at its start, from torch's global generator."""
+        """Return the network at its start. Weights come from torch's global generator."""
 
     @abstractmethod
     def batch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Inputs and targets of a step."""
+        """Return inputs and targets of a step."""
 
     @abstractmethod
     def loss(self, output: Tensor, target: Tensor) -> Tensor: ...
@@ -44,7 +44,7 @@ class Task(ABC):
     def evaluate(self, model: nn.Module) -> float: ...
 
     def rate(self, step: int, steps: int) -> float:
-        """Linear warm-up, then a cosine to zero, as a multiple of the learning rate."""
+        """Return the factor of the learning rate: a linear warm-up, then a cosine to zero."""
         if step < self.warmup:
             return (step + 1) / self.warmup
         return 0.5 * (1 + math.cos(math.pi * (step - self.warmup) / max(steps - self.warmup, 1)))
@@ -79,12 +79,12 @@ class Autoencoder(Task):
 
 
 def enlarged_digits() -> Tensor:
-    """scikit-learn's digits at 28 x 28, as rows in [0, 1]."""
+    """Return scikit-learn's digits at 28 x 28 pixels, as rows in [0, 1]."""
     return interpolate(digits.read().images.float() / digits.RECIPE.white, (28, 28), mode="bilinear").flatten(1)
 
 
 class Cifar(Task):
-    """Four 3 x 3 convolutions with batch norm on a part of CIFAR-100; five epochs."""
+    """Four 3 x 3 convolutions with batch norm on a part of CIFAR-100, trained for five epochs."""
 
     name, measure = "cnn", "test error in %"
     batch_size, epochs, train_size, test_size = 128, 5, 20_000, 4_000
@@ -161,14 +161,14 @@ TASKS: dict[str, Callable[[], Task]] = {"autoencoder": Autoencoder, "cnn": Cifar
 # ---------------------------------------------------------------------- training
 @dataclass
 class History:
-    """How a run went."""
+    """The measurements of a run."""
 
     loss: list[float] = field(default_factory=list)
-    """At every step, on its batch."""
+    """The loss of every step on its batch."""
     measured: dict[int, float] = field(default_factory=dict)
-    """The task's measure after some steps, the last among them."""
+    """The task's measure after some steps, and after the last."""
     seconds: float = 0.0
-    """Process CPU time of the steps alone."""
+    """The CPU time of the steps alone."""
 
     @property
     def final(self) -> float:
@@ -183,7 +183,7 @@ def train(
     every: int | None = None,
     watch: Callable[[int, nn.Module, Any], None] | None = None,
 ) -> History:
-    """A task trained with its schedule; measured at the end, and after each ``every`` steps."""
+    """Train a task with its schedule. Measure at the end, and after every ``every`` steps."""
     steps = task.steps if steps is None else steps
     torch.manual_seed(seed)
     model = task.model()

@@ -56,7 +56,7 @@ def bench(
     output: Path,
     console: Console | None = None,
 ) -> list[Report]:
-    """Measure the models one after the other. The results of a model are printed and written as soon as it is finished."""
+    """Measure the models one after the other. The results of each are printed and written when it is finished."""
     console = console or Console()
     output.mkdir(parents=True, exist_ok=True)
     reports: list[Report] = []

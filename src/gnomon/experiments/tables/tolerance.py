@@ -1,6 +1,7 @@
 """The learning rates and dampings that INGD and KFAC tolerate.
 
-The paper claims that its method can take a larger step and a smaller damping than KFAC. A grid of short runs tests that.
+The paper claims that its method can take a larger step and a smaller damping than KFAC. A grid of short runs tests this
+claim.
 """
 
 from __future__ import annotations
@@ -82,8 +83,8 @@ def comparison(ours: Map, kfac: Map, grid: Grid) -> list[str]:
     steps = [(ours.largest_rate(d), kfac.largest_rate(d)) for d in grid.dampings]
     dampings = [(kfac.smallest_damping(r), ours.smallest_damping(r)) for r in grid.rates]  # the smaller the better
     lines = [
-        f"{TITLES[one.optimizer]} bears {len(one.tolerated)} of {len(one.errors)} settings, diverges at {one.diverged}; "
-        + ("no setting trains." if one.best is None else _best_words(*one.best))
+        f"{TITLES[one.optimizer]} bears {len(one.tolerated)} of {len(one.errors)} settings, "
+        f"diverges at {one.diverged}; " + ("no setting trains." if one.best is None else _best_words(*one.best))
         for one in (ours, kfac)
     ]
     for what, compared, kind in (("larger learning rate", steps, "dampings"), ("smaller damping", dampings, "rates")):
