@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,7 +24,10 @@ def _positive(value: float | None) -> float | None:
     return value
 
 
-RATES = "Rates of a rank"
+def _rate(unit: str, help: str, default: str) -> Any:
+    panel = "Rates of a rank"
+    return typer.Option(metavar=unit, help=help, show_default=default, callback=_positive, rich_help_panel=panel)
+
 
 Model = Annotated[
     str,
@@ -55,26 +58,8 @@ Batch = Annotated[
     typer.Option(min=1, metavar="N", help="Samples of each rank.", show_default="32 images, 8 sequences"),
 ]
 UpdateEvery = Annotated[int, typer.Option(min=1, metavar="STEPS", help="Steps between updates of the factors.")]
-Flops = Annotated[
-    float | None,
-    typer.Option(
-        metavar="TFLOP/S",
-        help="Rate of matrix products.",
-        show_default="measured on one core",
-        callback=_positive,
-        rich_help_panel=RATES,
-    ),
-]
-Bandwidth = Annotated[
-    float | None,
-    typer.Option(
-        metavar="GB/S",
-        help="Rate at which a rank sends.",
-        show_default="measured between two processes",
-        callback=_positive,
-        rich_help_panel=RATES,
-    ),
-]
+Flops = Annotated[float | None, _rate("TFLOP/S", "Rate of matrix products.", "measured on one core")]
+Bandwidth = Annotated[float | None, _rate("GB/S", "Rate at which a rank sends.", "measured between two processes")]
 Markdown = Annotated[bool, typer.Option("--markdown", help="Print the table as Markdown.")]
 
 

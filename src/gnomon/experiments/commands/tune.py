@@ -7,32 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from . import options
 from .endings import one_line_errors, stop
-from .options import (
-    OPTIMIZER,
-    RUN,
-    SCHEDULE,
-    TASK,
-    Amp,
-    BatchSize,
-    Compile,
-    ConfigFile,
-    Data,
-    DataDir,
-    Device,
-    Model,
-    Preset,
-    Schedule,
-    Seed,
-    Structure,
-    TrainLimit,
-    UpdateEvery,
-    Warmup,
-    given_settings,
-    names_of_optimizers,
-    option,
-    with_file,
-)
+from .options import OPTIMIZER, RUN, SCHEDULE, TASK, given_settings, names_of_optimizers, option, with_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -51,27 +28,27 @@ Output = Annotated[Path | None, option(RUN, "Folder of the search.", "tune/DATA-
 
 def tune(
     *,
-    model: Model = None,
-    data: Data = None,
-    data_dir: DataDir = None,
-    train_limit: TrainLimit = None,
+    model: options.Model = None,
+    data: options.Data = None,
+    data_dir: options.DataDir = None,
+    train_limit: options.TrainLimit = None,
     validation: Validation = None,
     optimizer: Optimizers,
-    preset: Preset = None,
+    preset: options.Preset = None,
     damping: FixedDamping = None,
-    update_every: UpdateEvery = None,
-    structure: Structure = None,
+    update_every: options.UpdateEvery = None,
+    structure: options.Structure = None,
     budget: Budget = 8,
     epochs: TrialEpochs = None,
-    batch_size: BatchSize = None,
-    schedule: Schedule = None,
-    warmup: Warmup = None,
+    batch_size: options.BatchSize = None,
+    schedule: options.Schedule = None,
+    warmup: options.Warmup = None,
     output: Output = None,
-    config: ConfigFile = None,
-    seed: Seed = None,
-    amp: Amp = None,
-    compile: Compile = None,
-    device: Device = None,
+    config: options.ConfigFile = None,
+    seed: options.Seed = None,
+    amp: options.Amp = None,
+    compile: options.Compile = None,
+    device: options.Device = None,
 ) -> None:
     """Search learning rates, and the damping of INGD and KFAC, with one budget for every optimizer.
 

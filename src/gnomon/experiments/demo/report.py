@@ -93,18 +93,12 @@ def _network_section(networks: list[RunGroup], table: str) -> str:
     )
     by_epoch = [_error_line(runs, [float(n + 1) for n in range(runs.epochs)]) for runs in networks]
     by_time = [_error_line(runs, _means(runs.over_runs(lambda epoch: epoch.cpu_seconds))) for runs in networks]
-    return (
-        _paragraph(intro)
-        + _strip([cells(image) for image in _ten_digits()], "digits")
-        + legend(by_epoch)
-        + _charts(
-            chart(by_epoch, "Test error by epoch", "epoch", "wrong answers in %", log=True, whole=True),
-            chart(by_time, "Test error by time", "CPU seconds of training", "wrong answers in %", log=True),
-        )
-        + table
-        + _paragraph(seen)
-        + _paragraph(fair, "small")
+    pictures = _strip([cells(image) for image in _ten_digits()], "digits")
+    charts = (
+        chart(by_epoch, "Test error by epoch", "epoch", "wrong answers in %", log=True, whole=True),
+        chart(by_time, "Test error by time", "CPU seconds of training", "wrong answers in %", log=True),
     )
+    return _section(intro, pictures, legend(by_epoch), charts, table, seen, fair)
 
 
 def _error_line(runs: RunGroup, x: list[float]) -> Line:
@@ -147,22 +141,15 @@ def _matrix_section(curves: list[Curve], table: str) -> str:
     )
     by_iteration = [_gap_line(curve, [float(i) for i in range(len(curve.loss))]) for curve in curves]
     by_time = [_gap_line(curve, curve.seconds) for curve in curves]
-    pictures = [
+    patterns = [
         _figure(_pattern(Dense(k)), f"full: {dimensions['full']} unknowns"),
         _figure(_pattern(Heisenberg(k, head=2, tail=2)), f"Heisenberg: {dimensions['Heisenberg']} unknowns"),
     ]
-    return (
-        _paragraph(intro)
-        + _strip(pictures, "patterns")
-        + legend(by_iteration)
-        + _charts(
-            chart(by_iteration, "Gap by iteration", "iteration", "gap, as a share of the first", log=True, whole=True),
-            chart(by_time, "Gap by time", "CPU seconds", "gap, as a share of the first", log=True),
-        )
-        + table
-        + _paragraph(seen)
-        + _paragraph(small, "small")
+    charts = (
+        chart(by_iteration, "Gap by iteration", "iteration", "gap, as a share of the first", log=True, whole=True),
+        chart(by_time, "Gap by time", "CPU seconds", "gap, as a share of the first", log=True),
     )
+    return _section(intro, _strip(patterns, "patterns"), legend(by_iteration), charts, table, seen, small)
 
 
 def _gap_line(curve: Curve, x: list[float]) -> Line:
@@ -179,6 +166,14 @@ def _pattern(group: Group) -> str:
 
 
 # ---------------------------------------------------------------------- pieces of HTML
+def _section(
+    intro: str, pictures: str, names: str, charts: tuple[str, str], table: str, explanation: str, details: str
+) -> str:
+    """Return the section of an experiment."""
+    shown = pictures + names + _charts(*charts) + table
+    return _paragraph(intro) + shown + _paragraph(explanation) + _paragraph(details, "small")
+
+
 def _paragraph(text: str, kind: str = "") -> str:
     return f"<p{kind and f' class={kind!r}'}>{html.escape(text)}</p>\n"
 

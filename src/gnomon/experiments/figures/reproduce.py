@@ -98,7 +98,7 @@ def _draw(experiment: Experiment, results: Results, folder: Path) -> list[tuple[
     sections = []
     for axis in experiment.axes:
         picture = folder / f"{axis}.png"
-        # The cost of a Hessian-vector product and that of a gradient differ by orders of magnitude.
+        # The costs of methods with and without Hessian-vector products differ by orders of magnitude.
         log_axis = "evaluations" in experiment.axes and axis != "iterations"
         plot(results.panels(), results.shares, axis, picture, log_axis)
         sections.append((f"Against {AXES[axis][0]}", page.image(picture)))

@@ -92,13 +92,13 @@ def _optimizer(network: nn.Module, settings: dict[str, Any]) -> INGD:
 
 
 def _times(plan: Plan, passed: Passes, statistics: int, gradients: int, rates: Rates, every: int) -> Times:
-    second = rates.flops / 2  # multiplications
+    multiplications_per_second = rates.flops / 2
     around = 2 * (plan.ranks - 1) / plan.ranks
     return Times(
-        passed.multiplications / second,
+        passed.multiplications / multiplications_per_second,
         around * gradients / rates.bandwidth,
-        statistics / every / second,
-        plan.largest_update / every / second,
-        plan.largest_step / second,
+        statistics / every / multiplications_per_second,
+        plan.largest_update / every / multiplications_per_second,
+        plan.largest_step / multiplications_per_second,
         (plan.sent_per_update / every + plan.sent_per_step) / rates.bandwidth,
     )

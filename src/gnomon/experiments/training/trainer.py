@@ -97,7 +97,7 @@ class Trainer:
         self.device = chosen_device(config.device, ranks)
         self.epoch = self.step = 0
         self.seconds = self.cpu_seconds = 0.0
-        self.sums = torch.zeros(2, device=self.device)  # of loss and error over the epoch's steps
+        self.sums = torch.zeros(2, device=self.device)  # the sums of loss and error over the epoch's steps
         self.batch_size = min(config.batch_size, data.train_size)
         self._share = ranks.share(self.batch_size)
         self.steps_per_epoch = data.train_size // self.batch_size
