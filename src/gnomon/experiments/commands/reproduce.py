@@ -70,11 +70,11 @@ def reproduce(
 
     Figures: metric-nearness, log-det, gmm and rosenbrock, or all of them in half an hour.
 
-    Every method with the same step and momentum, then each with its own best step from a small grid.
+    Every method runs with the same step and momentum, then with its own best step from a small grid.
 
     Tables: cifar100, tiny-imagenet, imagenet-100, and gpt, which the paper does not have.
 
-    As many learning rates of each optimizer are tried on a held-out part of the training set.
+    Equally many learning rates of each optimizer are tried on a held-out part of the training set.
 
     Then the best of each is trained with three seeds. An estimate of the time is shown first.
 
