@@ -24,7 +24,7 @@ import report
 import torch
 from torch import Tensor, nn
 
-from gnomon.experiments.bench_models import MODELS
+from gnomon.experiments.bench.models import MODELS
 from gnomon.groups import base
 from gnomon.optim import INGD, moves, rules, square
 from gnomon.optim.compiling import compiled

@@ -21,8 +21,8 @@ from typing import Any
 
 import report
 import torch
+from tasks import TASKS, train
 
-from gnomon.experiments.tasks import TASKS, train
 from gnomon.optim import INGD
 
 torch.set_num_threads(1)

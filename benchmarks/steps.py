@@ -19,8 +19,9 @@ from pathlib import Path
 import report
 import torch
 
-from gnomon.experiments import bench
-from gnomon.experiments.bench_models import MODELS
+from gnomon.experiments.bench import report as results
+from gnomon.experiments.bench import run
+from gnomon.experiments.bench.models import MODELS
 
 torch.set_num_threads(1)
 
@@ -41,19 +42,21 @@ def main() -> None:
         parser.error(f"--rounds must be at least 2, got {options.rounds}")
 
     names = options.models or list(MODELS)
-    reports = bench.bench(names, [], rounds=options.rounds, with_limit=True, output=options.output)
+    reports = run.bench(names, [], rounds=options.rounds, with_limit=True, output=options.output)
     if options.write:
-        data = bench.as_data(reports)
+        data = results.as_data(reports)
         before = json.loads(STORE.read_text())["models"] if STORE.exists() else {}
         models = before | data["models"]
         data["models"] = {name: models[name] for name in MODELS if name in models}
-        pages = [bench.Page(m["title"], m["measured"], m["failures"]) for m in data["models"].values()]
-        tables = "\n\n".join(bench.markdown(page) for page in pages)
+        pages = [results.Page(m["title"], m["measured"], m["failures"]) for m in data["models"].values()]
+        tables = "\n\n".join(results.markdown(page) for page in pages)
         made = f"`python benchmarks/steps.py --write`, on {report.machine('singd', 'pytorch_optimizer')}."
         note = "Muon multiplies in bfloat16, which is slow on CPUs without instructions for it."
-        text = f"## Training steps\n\n{made} The optimizers of a model take turns.\n\n{bench.LEGEND} {note}\n\n{tables}"
+        text = (
+            f"## Training steps\n\n{made} The optimizers of a model take turns.\n\n{results.LEGEND} {note}\n\n{tables}"
+        )
         report.write("steps", text, data)
-        bench.chart(pages, CHART)
+        results.chart(pages, CHART)
 
 
 if __name__ == "__main__":

@@ -28,11 +28,11 @@ from typing import Any
 import report
 import torch
 from matplotlib.figure import Figure
+from tasks import TASKS, Task, train
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
-from gnomon.experiments.tasks import TASKS, Task, train
 from gnomon.optim import INGD
 
 torch.set_num_threads(1)

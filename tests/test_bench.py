@@ -8,10 +8,16 @@ from rich.console import Console
 from torch import nn
 from typer.testing import CliRunner
 
-from gnomon.cli import BenchModel, main
-from gnomon.experiments import bench, bench_limit, bench_measure, bench_models
-from gnomon.experiments.bench_limit import Sizes, multiplications
-from gnomon.experiments.bench_models import MODELS, Contestant, Model
+from gnomon.cli import main
+from gnomon.experiments.bench import limit as bench_limit
+from gnomon.experiments.bench import measure as bench_measure
+from gnomon.experiments.bench import optimizers
+from gnomon.experiments.bench import run as bench
+from gnomon.experiments.bench.limit import multiplications
+from gnomon.experiments.bench.models import MODELS, Model
+from gnomon.experiments.bench.optimizers import Contestant
+from gnomon.experiments.commands.bench import BenchModel
+from gnomon.experiments.common.layer_sizes import Sizes
 
 
 def command(*arguments):
@@ -63,7 +69,7 @@ def test_one_that_fails_is_reported_and_the_others_go_on(tiny, tmp_path, monkeyp
         Contestant("broken", broken, "torch"),
         Contestant("missing", broken, "no_such_package"),
         Contestant("diverging", lambda model: Diverging(model.parameters()), "torch"),
-        Contestant("fine", bench_models.UNIT.build, "torch"),
+        Contestant("fine", optimizers.UNIT.build, "torch"),
     ]
     monkeypatch.setattr(bench, "contestants", lambda model: added)
     report = run(tmp_path, [])
@@ -106,12 +112,12 @@ def test_bad_input_is_named_with_its_remedy(tmp_path):
 
 def test_the_list_names_what_takes_part(monkeypatch):
     assert [model.value for model in BenchModel] == list(MODELS)
-    monkeypatch.setattr(bench_models.importlib.util, "find_spec", lambda name: None if name == "singd" else object())
+    monkeypatch.setattr(optimizers.importlib.util, "find_spec", lambda name: None if name == "singd" else object())
     listing = bench.listing(list(MODELS), [])
     assert "singd dense T=10 (singd is not installed)" in listing
     for name in MODELS:
         assert f"{name}: {MODELS[name].title}" in listing
-    of_cnn = [c.name for c in bench_models.contestants(MODELS["cnn"])]
+    of_cnn = [c.name for c in optimizers.contestants(MODELS["cnn"])]
     assert {"INGD dense expand T=1", "INGD dense reduce T=10", "INGD toeplitz T=10", "KFAC T=1"} <= set(of_cnn)
     assert len(set(of_cnn)) == len(of_cnn)
 

@@ -19,8 +19,9 @@ from typer.testing import CliRunner
 
 import gnomon
 from gnomon.cli import main
-from gnomon.experiments import demo as demonstration
-from gnomon.experiments import demo_report
+from gnomon.experiments.demo import network
+from gnomon.experiments.demo import report as demo_report
+from gnomon.experiments.demo import run as demonstration
 
 
 def command(*arguments, **options):
@@ -138,7 +139,7 @@ def test_a_folder_that_cannot_be_written_is_one_line_before_the_work(tmp_path):
 
 
 def test_interrupting_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(demonstration, "train", lambda config: SimpleNamespace(signal=signal.SIGINT))
+    monkeypatch.setattr(network, "train", lambda config: SimpleNamespace(signal=signal.SIGINT))
     result = CliRunner().invoke(main, ["demo", "--output", str(tmp_path)])
     assert result.exit_code == 130
     assert "Interrupted: no report was written." in result.output

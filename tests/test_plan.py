@@ -12,10 +12,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from typer.testing import CliRunner
 
 from gnomon.cli import main
-from gnomon.experiments import plan_rates
 from gnomon.experiments.models.gpt import GPT
-from gnomon.experiments.plan import forecasts
-from gnomon.experiments.plan_rates import Rates
+from gnomon.experiments.plan import rates as plan_rates
+from gnomon.experiments.plan.forecast import forecasts
+from gnomon.experiments.plan.rates import Rates
 from gnomon.optim import INGD, KFAC, plan
 from gnomon.optim.plan import statistics_work
 

@@ -12,10 +12,12 @@ pytest.importorskip("scipy")
 from rich.console import Console
 from typer.testing import CliRunner
 
-from gnomon.cli import TABLE_NAMES, Reproducible, main
-from gnomon.experiments import manifold, reproduce, rosenbrock
-from gnomon.experiments.reproduce import EXPERIMENTS, Results
-from gnomon.experiments.trials import Curve, Store, Trial, run_trials
+from gnomon.cli import main
+from gnomon.experiments.commands.reproduce import TABLE_NAMES, Reproducible
+from gnomon.experiments.common.trials import Curve, Store, Trial, run_trials
+from gnomon.experiments.figures import manifold, reproduce, rosenbrock
+from gnomon.experiments.figures.reproduce import EXPERIMENTS
+from gnomon.experiments.figures.results import Results
 
 NAMES = list(EXPERIMENTS)
 

@@ -17,9 +17,10 @@ from typer.testing import CliRunner
 
 pytest.importorskip("optuna", reason="gnomon reproduce needs optuna (extra 'experiments')")
 
-from gnomon.cli import TABLE_NAMES, main
+from gnomon.cli import main
 from gnomon.experiments import models
-from gnomon.experiments.tables import borne, published, study, workers
+from gnomon.experiments.commands.reproduce import TABLE_NAMES
+from gnomon.experiments.tables import published, study, tolerance, workers
 from gnomon.experiments.tables.reproduce import reproduce_table
 from gnomon.experiments.tables.scales import TABLES, Grid, Scale
 from gnomon.experiments.tables.section import Section
@@ -252,13 +253,13 @@ def test_a_shorter_run_fits_into_the_rivals_time(tmp_path, monkeypatch):
 @pytest.mark.parametrize(("kfac", "verdict"), [(20.0, "no difference"), (90.0, "holds in"), (None, "holds in")])
 def test_what_is_borne(kfac, verdict):
     grid = Grid(TASK, rates=(0.01, 0.1), dampings=(0.2,), presets=("paper",))
-    ours = borne.Map("ingd", "paper", {(0.01, 0.2): 20.0, (0.1, 0.2): 29.0})
-    theirs = borne.Map("kfac", "paper", {(0.01, 0.2): 21.0, (0.1, 0.2): kfac})
-    assert verdict in borne.comparison(ours, theirs, grid)[-1]
+    ours = tolerance.Map("ingd", "paper", {(0.01, 0.2): 20.0, (0.1, 0.2): 29.0})
+    theirs = tolerance.Map("kfac", "paper", {(0.01, 0.2): 21.0, (0.1, 0.2): kfac})
+    assert verdict in tolerance.comparison(ours, theirs, grid)[-1]
     if kfac != 20.0:
-        worse = borne.comparison(replace(ours, errors=theirs.errors), replace(theirs, errors=ours.errors), grid)
+        worse = tolerance.comparison(replace(ours, errors=theirs.errors), replace(theirs, errors=ours.errors), grid)
         assert "does not hold" in worse[-1]
-    assert borne.Map("ingd", "paper", {(0.01, 0.2): None}).borne == set()
+    assert tolerance.Map("ingd", "paper", {(0.01, 0.2): None}).tolerated == set()
 
 
 def test_the_grid_of_rates_is_centred_on_the_default():

@@ -1,9 +1,9 @@
 """The training tasks: they build, step and measure; data that is missing says where it is looked for."""
 
 import pytest
+import tasks
 import torch
 
-from gnomon.experiments import tasks
 from gnomon.experiments.data import idx
 from gnomon.optim import INGD
 

@@ -1,4 +1,4 @@
-"""Data sets in the layouts that people have on disk, as batches that depend on indices and a generator alone."""
+"""Data sets in their usual layouts on disk. A batch depends only on its indices and on a generator."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DATA: dict[str, Loader] = {
 def load(
     name: str, directory: Path | None = None, *, train_limit: int | None = None, test_limit: int | None = None
 ) -> DataSet:
-    """A data set by its name, from a directory or from ``GNOMON_DATA``; a limit takes so many examples, the first."""
+    """Load a data set by its name, from a directory or from ``GNOMON_DATA``. A limit takes the first examples."""
     if name not in DATA:
         raise DataError(f"data {name!r} is not known; give one of {', '.join(DATA)}")
     return DATA[name](directory, train_limit, test_limit)

@@ -1,4 +1,4 @@
-"""Augmentation of whole batches (count, channels, height, width); all random numbers come from the given generator."""
+"""Augmentation of whole batches (count, channels, height, width). All random numbers come from the given generator."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from torch.nn.functional import pad
 
 PADDING, DEGREES = 4, 20.0
 ATTEMPTS = 10
-"""A random resized crop tries so many shapes before it takes the middle of the image."""
+"""The number of shapes that a random resized crop tries before it takes the middle of the image."""
 
 
 class Part(NamedTuple):
-    """Which samples of a batch there are. Numbers are drawn for all of it, so that a sample's do not depend on this."""
+    """A part of a batch. Random numbers are drawn for the whole batch, so that samples do not depend on the part."""
 
     samples: int
-    """Of the whole batch."""
+    """The number of samples of the whole batch."""
     chosen: slice = slice(None)
 
 
 def crop_and_flip(images: Tensor, generator: torch.Generator, part: Part | None = None) -> Tensor:
-    """A window of the image's own size in the image with four black pixels around it, mirrored half of the time."""
+    """Pad the images with four black pixels and crop them at random to their size. Mirror half of them at random."""
     part = part or Part(len(images))
     height, width = images.shape[-2:]
     padded = pad(images, (PADDING,) * 4)
@@ -38,13 +38,16 @@ def crop_and_flip(images: Tensor, generator: torch.Generator, part: Part | None 
 
 
 def rotate_and_flip(images: Tensor, generator: torch.Generator, part: Part | None = None) -> Tensor:
-    """A turn about the centre by an angle in +-20 degrees, nearest pixel, black outside; mirrored half of the time."""
+    """Rotate the images about their centre by a random angle within 20 degrees. Mirror half of them at random.
+
+    Pixels are those nearest. The outside is black.
+    """
     part = part or Part(len(images))
     height, width = images.shape[-2:]
     turn = torch.rand(part.samples, 1, 1, generator=generator, device=generator.device)[part.chosen].to(images.device)
     angle = (2 * turn - 1) * math.radians(DEGREES)
     mirrored = _half(part, generator, images.device)[:, None, None]
-    # so far outside can a turned pixel come from: with a margin of this width no pixel needs a test
+    # A rotated pixel is at most this far outside of the image. With this margin no pixel needs a test.
     margin = math.ceil((max(height, width) - 1) / 2 * math.sin(math.radians(DEGREES)))
     padded = pad(images, (margin,) * 4)
     middle_y, middle_x = (height - 1) / 2, (width - 1) / 2
@@ -58,30 +61,32 @@ def rotate_and_flip(images: Tensor, generator: torch.Generator, part: Part | Non
 
 
 def _gathered(flat: Tensor, pixels: Tensor) -> Tensor:
-    """Images whose pixels are taken from flat ones (count, channels, pixels), alike in every channel."""
+    """Return images whose pixels are taken from flat images (count, channels, pixels), alike in every channel."""
     taken = flat.gather(2, pixels.flatten(1)[:, None].expand(-1, flat.shape[1], -1))
     return taken.unflatten(2, pixels.shape[1:])
 
 
 def flip(images: Tensor, generator: torch.Generator, part: Part | None = None) -> Tensor:
-    """Mirrored half of the time."""
+    """Mirror half of the images at random."""
     mirrored = _half(part or Part(len(images)), generator, images.device)
     return torch.where(mirrored[:, None, None, None], images.flip(-1), images)
 
 
 def _half(part: Part, generator: torch.Generator, device: torch.device) -> Tensor:
+    """Choose half of the samples at random."""
     return torch.rand(part.samples, generator=generator, device=generator.device)[part.chosen].to(device) < 0.5
 
 
 def crop_draws(count: int, generator: torch.Generator) -> list[list[list[float]]]:
-    """The random numbers that :func:`resized_crop_box` takes, for every image of a batch, whatever their sizes."""
+    """Draw the random numbers that :func:`resized_crop_box` takes, for every image of a batch of any sizes."""
     return torch.rand(count, ATTEMPTS, 4, generator=generator, device=generator.device).tolist()
 
 
 def resized_crop_box(width: int, height: int, draws: Sequence[Sequence[float]]) -> tuple[int, int, int, int]:
-    """Left, top, right, bottom of a part with 8 to 100 % of the area and sides in a ratio of 3:4 to 4:3.
+    """Return left, top, right and bottom of a random part of an image.
 
-    ``draws`` holds four numbers in [0, 1) for each attempt: area, ratio, left and top.
+    The part has 8 to 100 % of the area, and the ratio of its sides is between 3:4 and 4:3. ``draws`` has four numbers
+    in [0, 1) for each attempt: area, ratio, left and top.
     """
     for area, ratio, left, top in draws:
         pixels = width * height * (0.08 + 0.92 * area)

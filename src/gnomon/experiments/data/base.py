@@ -1,4 +1,4 @@
-"""What every data set offers, where its files are looked for, and what is said when they are not good."""
+"""The interface of data sets, the search for their files, and their errors."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from torch import Tensor
 
 
 class DataError(ValueError):
-    """Data that cannot be used; the message names the file and the remedy."""
+    """Data cannot be used. The message names the file and the remedy."""
 
 
 class DataMissingError(DataError, FileNotFoundError):
-    """Data that is not on this machine; the message says where it is looked for and how to get it."""
+    """Data is not on this machine. The message says where it was searched and how to get it."""
 
 
 class DataSet(ABC):
-    """Training and test examples by their index. A batch is a function of its arguments alone, so that runs repeat."""
+    """Training and test examples by index. A batch depends only on its arguments, so that runs are reproducible."""
 
     name: str
     kind: Literal["images", "text"]
     classes: int
-    """Labels, or tokens, are below it."""
+    """The number of labels or tokens."""
     channels: int
     train_size: int
     test_size: int
@@ -37,37 +37,37 @@ class DataSet(ABC):
     def train_batch(
         self, indices: Tensor, generator: torch.Generator, chosen: slice = slice(None)
     ) -> tuple[Tensor, Tensor]:
-        """Inputs, augmented with the generator's random numbers and normalized, and targets.
+        """Return inputs and targets. Inputs are augmented with the generator's random numbers and normalized.
 
-        With ``chosen`` those samples of the batch alone, as they are in the whole of it.
+        ``chosen`` selects samples of the batch. They are the same as in the whole batch.
         """
 
     @abstractmethod
     def test_batch(self, indices: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs, normalized, and targets."""
+        """Return normalized inputs, and targets."""
 
     @abstractmethod
     def held_out(self, share: float) -> DataSet:
-        """The training examples alone: the last of them, a share, are the test set, and the others are trained on."""
+        """Return a data set of the training examples alone. The last of them, a share, are its test set."""
 
 
 Loader = Callable[[Path | None, int | None, int | None], DataSet]
-"""From a directory and the two limits."""
+"""Loads a data set from a directory, with the limits of training and test examples."""
 
 
 def data_directory() -> Path:
-    """Where data sets lie: ``GNOMON_DATA``, or ``.data`` in the working directory."""
+    """Return the folder of data sets: ``GNOMON_DATA``, or ``.data`` in the working directory."""
     return Path(os.environ.get("GNOMON_DATA", ".data"))
 
 
 def places(directory: Path | None, folders: Sequence[str]) -> list[Path]:
-    """Where the files of a set may lie: in one of these folders, or in a directory that was named for this set."""
+    """Return the places to search for the files of a set: these folders, and the directory if one is given."""
     root = data_directory() if directory is None else directory
     return [root / folder for folder in folders] + ([] if directory is None else [directory])
 
 
 def find_folder(title: str, candidates: Sequence[Path], content: Sequence[str], remedy: str) -> Path:
-    """The first folder that holds one of the names in ``content``."""
+    """Return the first folder that contains one of the names in ``content``."""
     for folder in candidates:
         if any((folder / name).exists() for name in content):
             return folder
@@ -76,12 +76,12 @@ def find_folder(title: str, candidates: Sequence[Path], content: Sequence[str], 
 
 
 def held_under(source: str) -> str:
-    """The remedy for data that is not there."""
+    """Return the remedy for missing data."""
     return f"get it ({source}) and set GNOMON_DATA, or --data-dir, to the folder that holds it"
 
 
 def first(limit: int | None, size: int, argument: str) -> int:
-    """How many of ``size`` examples a limit leaves."""
+    """Return how many of ``size`` examples a limit leaves."""
     if limit is None:
         return size
     if not 1 <= limit <= size:
@@ -90,7 +90,7 @@ def first(limit: int | None, size: int, argument: str) -> int:
 
 
 def split(size: int, share: float) -> int:
-    """How many of ``size`` examples are left to train on where a share is held out; there are some of both."""
+    """Return how many of ``size`` examples remain for training if a share is held out. Neither part may be empty."""
     kept = size - round(share * size)
     if not 0 < kept < size:
         raise DataError(f"validation={share} of {size} training examples leaves none on one side; give another share")
@@ -98,12 +98,12 @@ def split(size: int, share: float) -> int:
 
 
 def shuffled(size: int) -> Tensor:
-    """One fixed order, for sets that lie sorted by class, so that the first few are of all classes."""
+    """Return a fixed random order. With it the first examples of a set that is sorted by class are of all classes."""
     return torch.randperm(size, generator=torch.Generator().manual_seed(0))
 
 
 def library(module: str, package: str) -> ModuleType:
-    """A module of the extra ``experiments``."""
+    """Import a module of the extra ``experiments``."""
     try:
         return importlib.import_module(module)
     except ImportError as error:

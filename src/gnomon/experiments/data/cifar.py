@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 in the official pickles."""
+"""CIFAR-10 and CIFAR-100 from the official pickles."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RECIPE = Recipe((0.5071, 0.4867, 0.4408), (0.2675, 0.2565, 0.2761), crop_and_fli
 
 @dataclass(frozen=True)
 class Layout:
-    """Which files hold what."""
+    """The names of a set's files, and the key of its labels."""
 
     name: str
     title: str
@@ -58,7 +58,7 @@ def _load(layout: Layout, directory: Path | None, train_limit: int | None, test_
 
 
 def read(layout: Layout, part: Literal["train", "test"], directory: Path | None = None) -> Labeled:
-    """All images of a part in the files' order, which is mixed, and their (fine) labels."""
+    """Return all images of a part and their (fine) labels, in the order of the files, which is random."""
     remedy = held_under(f"the Python version from https://www.cs.toronto.edu/~kriz/cifar.html, folder {layout.folder}")
     files = layout.files[part]
     folder = find_folder(layout.title, places(directory, [layout.folder]), files, remedy)
@@ -76,7 +76,7 @@ def _read_file(file: Path, layout: Layout, remedy: str) -> Labeled:
         labels = torch.tensor(content[layout.labels], dtype=torch.long)
         if len(images) == 0 or labels.shape != (len(images),):
             raise ValueError(f"{len(images)} images, {len(labels)} labels")
-    except Exception as error:  # a broken pickle may raise anything
+    except Exception as error:  # a broken pickle may raise any error
         reason = f"no {error}" if isinstance(error, KeyError) else str(error) or type(error).__name__
         raise DataError(f"{file} is not a whole {layout.title} file ({reason}); {remedy}") from error
     check_labels(labels, layout.classes, file)
@@ -84,9 +84,10 @@ def _read_file(file: Path, layout: Layout, remedy: str) -> Labeled:
 
 
 class _Restricted(pickle.Unpickler):
-    """Loads containers, numbers, strings and arrays of bytes; anything else that a pickle may call is refused.
+    """Loads containers, numbers, strings and arrays of bytes, and refuses everything else that a pickle may call.
 
-    Arrays are recorded, not rebuilt by numpy: a forged object array would make numpy follow pointers in the file.
+    Arrays are recorded instead of rebuilt by numpy, because a forged object array would make numpy follow pointers in
+    the file.
     """
 
     def find_class(self, module: str, name: str) -> Any:
@@ -101,7 +102,7 @@ class _DType:
         self.kind = kind.decode() if isinstance(kind, bytes) else kind
 
     def __setstate__(self, state: object) -> None:
-        """Byte order and the like, which bytes do not have."""
+        """Ignore the byte order and other properties that bytes do not have."""
 
 
 class _Array:

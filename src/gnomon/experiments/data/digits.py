@@ -1,4 +1,4 @@
-"""scikit-learn's 1,797 handwritten digits of 8 x 8 pixels, which come with that library."""
+"""The 1,797 handwritten digits of 8 x 8 pixels that are part of scikit-learn."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ TEST_SIZE = 360
 
 
 def load(directory: Path | None, train_limit: int | None, test_limit: int | None) -> DataSet:
-    """One fixed fifth is the test set; the directory plays no part."""
+    """Load the digits. A fixed fifth is the test set. The directory is not used."""
     images, labels = read()
     order = shuffled(len(images))
     test, train = (Labeled(images[part], labels[part]) for part in (order[:TEST_SIZE], order[TEST_SIZE:]))
@@ -24,6 +24,6 @@ def load(directory: Path | None, train_limit: int | None, test_limit: int | None
 
 
 def read() -> Labeled:
-    """All digits in the library's order, from 0 (white) to 16 (black)."""
+    """Return all digits in the order of the library. Pixels are from 0 (white) to 16 (black)."""
     content = library("sklearn.datasets", "scikit-learn").load_digits()
     return Labeled(torch.from_numpy(content.images).to(torch.uint8).unsqueeze(1), torch.from_numpy(content.target))

@@ -1,4 +1,4 @@
-"""Images in files: TinyImageNet's layout, and any folder with one folder for each class. Pillow decodes them."""
+"""Images in files, in the layout of TinyImageNet or with one folder for each class. Pillow decodes them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".gif", ".ppm", ".pgm", ".tif", ".tiff", ".webp"}
 SIDE, RESIZED = 224, 256
-"""An ImageNet network sees the middle of an image whose shorter side is a little longer than its input."""
+"""The side of an ImageNet network's input, and the shorter side of the image from whose middle it is cut."""
 
 IMAGENET = Recipe((0.485, 0.456, 0.406), (0.229, 0.224, 0.225), augment.flip)
 TINY = Recipe((0.4802, 0.4481, 0.3975), (0.2302, 0.2265, 0.2262), augment.rotate_and_flip)
@@ -32,7 +32,7 @@ TINY_SIDE = 64
 
 
 class Files:
-    """Files and their labels, in one fixed mixed order, of which a limit takes the first."""
+    """Files and their labels in a fixed random order. A limit takes the first files."""
 
     def __init__(self, found: Sequence[tuple[Path, int]], limit: int | None, argument: str) -> None:
         order = shuffled(len(found))[: first(limit, len(found), argument)].tolist()
@@ -43,17 +43,19 @@ class Files:
         return len(self.files)
 
     def part(self, chosen: slice) -> Files:
+        """Return a part of the files."""
         found = copy(self)
         found.files, found.labels = self.files[chosen], self.labels[chosen]
         return found
 
     def taken(self, indices: Tensor) -> tuple[list[Path], Tensor]:
+        """Return the files and the labels at these indices."""
         return [self.files[i] for i in indices.tolist()], self.labels[indices]
 
 
 # ---------------------------------------------------------------------- any folder with a folder for each class
 class ImageFolder(DataSet):
-    """Images of any size, decoded when they are asked for, so that they need not fit in memory."""
+    """Images of any size. They are decoded for each batch, so that they need not fit in memory."""
 
     kind, channels = "images", 3
 
@@ -119,7 +121,7 @@ def _centre_crop(image: Image) -> Image:
 
 # ---------------------------------------------------------------------- TinyImageNet
 def tiny_imagenet(directory: Path | None, train_limit: int | None, test_limit: int | None) -> DataSet:
-    """Small enough to be decoded once, into memory."""
+    """Load TinyImageNet. It is decoded once, because it fits in memory."""
     _pillow()
     remedy = held_under("http://cs231n.stanford.edu/tiny-imagenet-200.zip, folder tiny-imagenet-200")
     folder = find_folder("TinyImageNet", places(directory, ["tiny-imagenet-200"]), ["wnids.txt"], remedy)
@@ -135,7 +137,7 @@ def tiny_imagenet(directory: Path | None, train_limit: int | None, test_limit: i
 
 
 def _annotated_files(folder: Path, names: Sequence[str], remedy: str) -> list[tuple[Path, int]]:
-    """The files that val_annotations.txt lists, one in a line: file, class, and a box, separated by tabs."""
+    """Return the files in val_annotations.txt. A line has a file, a class and a box, separated by tabs."""
     annotations = folder / "val_annotations.txt"
     if not annotations.is_file():
         raise DataMissingError(f"{annotations} is missing; {remedy}")
@@ -155,7 +157,7 @@ def _annotated_files(folder: Path, names: Sequence[str], remedy: str) -> list[tu
 def _in_memory(part: Files) -> Labeled:
     images = torch.empty(len(part), 3, TINY_SIDE, TINY_SIDE, dtype=torch.uint8)
     pixels = images.numpy()
-    for i, file in enumerate(part.files):  # images this small spend their time in Python: threads would be slower
+    for i, file in enumerate(part.files):  # small images spend their time in Python, so threads would be slower
         pixels[i] = _decoded(file, _of_tiny_size).transpose(2, 0, 1)
     return Labeled(images, part.labels)
 
@@ -177,7 +179,7 @@ def _class_names(folder: Path) -> list[str]:
 
 
 def _labeled_files(folder: Path, names: Sequence[str]) -> list[tuple[Path, int]]:
-    """The images in the folder of each class, at any depth."""
+    """Return the images in the folder of each class, at any depth."""
     found: list[tuple[Path, int]] = []
     for label, name in enumerate(names):
         files = sorted(f for f in (folder / name).rglob("*") if f.suffix.lower() in SUFFIXES and f.name[0] != ".")
@@ -188,7 +190,7 @@ def _labeled_files(folder: Path, names: Sequence[str]) -> list[tuple[Path, int]]
 
 
 def _batch(files: Sequence[Path], prepare: Iterable[Callable[[Image], Image]]) -> Tensor:
-    """The images (count, 3, height, width) as bytes, each prepared in its own way to one size."""
+    """Return the images (count, 3, height, width) as bytes. The functions in ``prepare`` bring them to one size."""
     pixels = np.stack(list(_pool().map(_decoded, files, prepare)))
     return torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous()
 
@@ -199,13 +201,13 @@ def _decoded(file: Path, prepare: Callable[[Image], Image]) -> np.ndarray[tuple[
             return np.asarray(prepare(image.convert("RGB")))
     except FileNotFoundError as error:
         raise DataMissingError(f"{file} is missing; get the data again") from error
-    except Exception as error:  # Pillow's readers raise all kinds
+    except Exception as error:  # Pillow's readers raise many kinds of errors
         raise DataError(f"{file} is not a whole image ({error}); replace it or remove it") from error
 
 
 @cache
 def _pool() -> ThreadPoolExecutor:
-    """Pillow leaves Python's lock while it decodes and resizes, so threads do."""
+    """Return a pool of threads. Pillow releases Python's lock while it decodes and resizes, so threads suffice."""
     return ThreadPoolExecutor(thread_name_prefix="gnomon-images")
 
 

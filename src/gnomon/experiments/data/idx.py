@@ -1,4 +1,4 @@
-"""MNIST and Fashion-MNIST in IDX files, compressed or plain."""
+"""MNIST and Fashion-MNIST from IDX files, compressed or plain."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from .base import DataError, DataMissingError, DataSet, find_folder, held_under,
 from .images import InMemoryImages, Labeled, Recipe, check_labels
 
 DEBIAN = Path("/usr/share/datasets")
-"""Where Debian's packages put data sets."""
+"""The folder in which Debian's packages install data sets."""
 
 CLASSES = 10
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where the files lie, and how the images look."""
+    """The folders of a set's files, and how its images become inputs."""
 
     name: str
     title: str
     folders: tuple[str, ...]
-    """The first by Debian's name, the other by torchvision's."""
+    """The name of the folder in Debian, and its name in torchvision."""
     remedy: str
     recipe: Recipe
 
@@ -66,7 +66,7 @@ def _load(layout: Layout, directory: Path | None, train_limit: int | None, test_
 
 
 def read(layout: Layout, part: Literal["train", "t10k"], directory: Path | None = None) -> Labeled:
-    """All images of a part, in the files' order, which is mixed, and their labels."""
+    """Return all images of a part and their labels, in the order of the files, which is random."""
     candidates = [*places(directory, layout.folders), DEBIAN / layout.folders[0]]
     stem = f"{part}-images-idx3-ubyte"
     folder = find_folder(layout.title, candidates, [stem, f"{stem}.gz"], layout.remedy)
@@ -80,7 +80,7 @@ def read(layout: Layout, part: Literal["train", "t10k"], directory: Path | None 
 
 
 def _read_file(plain: Path, dimensions: int, remedy: str) -> Tensor:
-    """The array of bytes in a file, or in its compressed form."""
+    """Return the array of bytes in a file or in its compressed form."""
     file = plain if plain.is_file() else plain.with_name(f"{plain.name}.gz")
     try:
         content = file.read_bytes()
@@ -92,7 +92,11 @@ def _read_file(plain: Path, dimensions: int, remedy: str) -> Tensor:
 
 
 def _parsed(content: bytes, dimensions: int) -> Tensor:
-    """Two zeros, the type (8: bytes), the number of dimensions, each dimension as a big-endian integer, the bytes."""
+    """Parse the content of an IDX file.
+
+    It has two zeros, the type (8 for bytes), the number of dimensions, each dimension as a big-endian integer, and the
+    bytes.
+    """
     start = 4 + 4 * dimensions
     if len(content) < start or content[:4] != bytes((0, 0, 8, dimensions)):
         raise ValueError(f"it starts with {content[:4].hex() or 'nothing'}, not with 000008{dimensions:02}")

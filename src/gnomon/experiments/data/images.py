@@ -1,4 +1,4 @@
-"""Images that fit in memory: kept as bytes, augmented and normalized a batch at a time."""
+"""Images that fit in memory. They are stored as bytes, and each batch is augmented and normalized."""
 
 from __future__ import annotations
 
@@ -20,31 +20,34 @@ class Labeled(NamedTuple):
     labels: Tensor
 
     def first(self, limit: int | None, argument: str) -> Labeled:
+        """Return the first images that a limit leaves."""
         count = first(limit, len(self.images), argument)
         return Labeled(self.images[:count], self.labels[:count])
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """How bytes become the inputs of a network."""
+    """The way in which bytes become the inputs of a network."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
     augment: Callable[[Tensor, torch.Generator, Part], Tensor] | None = None
     white: int = 255
-    """The byte that stands for 1."""
+    """The byte that becomes 1 before the mean is subtracted."""
 
     def normalized(self, images: Tensor) -> Tensor:
+        """Return the images with zero mean and unit variance."""
         mean, std = (torch.tensor(x, device=images.device)[:, None, None] for x in (self.mean, self.std))
-        # one allocation: at this size a fresh block costs more than the arithmetic in it
+        # The operations are in place, because at this size an allocation costs more than the arithmetic.
         return images.to(torch.float32, copy=True).div_(self.white).sub_(mean).div_(std)
 
     def augmented(self, images: Tensor, generator: torch.Generator, part: Part) -> Tensor:
+        """Return the images augmented and normalized."""
         return self.normalized(images if self.augment is None else self.augment(images, generator, part))
 
 
 class InMemoryImages(DataSet):
-    """Bytes in, normalized batches out."""
+    """A data set of images that are stored as bytes."""
 
     kind = "images"
 
@@ -73,12 +76,12 @@ class InMemoryImages(DataSet):
 
 
 def _taken(part: Labeled, indices: Tensor) -> tuple[Tensor, Tensor]:
-    # index_select copies whole images; indexing with brackets goes byte by byte, ten times as slow
+    # index_select copies whole images. Indexing with brackets copies single bytes and is ten times as slow.
     return part.images.index_select(0, indices), part.labels.index_select(0, indices)
 
 
 def check_labels(labels: Tensor, classes: int, place: object) -> None:
-    """Labels are the classes' numbers, or the file is another data set's."""
+    """Raise an error if a label is not the number of a class. The file then belongs to another data set."""
     low, high = labels.aminmax()
     if low < 0 or high >= classes:
         wrong = int(low if low < 0 else high)

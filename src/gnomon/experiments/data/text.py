@@ -1,4 +1,4 @@
-"""The source of Python's standard library, as bytes: several megabytes of real text on every machine."""
+"""The source of Python's standard library as bytes. It is several megabytes of text on every machine."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from .base import DataError, DataSet, first, shuffled, split
 
 
 class PythonText(DataSet):
-    """Pieces of text in a fixed mixed order: tokens, and the token that follows each of them."""
+    """Pieces of text in a fixed random order. The target of each token is the next token."""
 
     name, kind, classes, channels = "python-text", "text", 256, 1
     context = 64
 
     def __init__(self, text: Tensor, held_out: Tensor, train_size: int | None, test_size: int | None) -> None:
-        """The first pieces of both texts, as many as there are where no size is given."""
+        """Take the first pieces of both texts, or all pieces if no size is given."""
         self._text, self._held_out = text, held_out
-        # a training piece starts anywhere in its stretch, so it may run into the next one
+        # A training piece starts anywhere in its stretch of the text, so it may reach into the next stretch.
         self._starts = self._stretches((len(text) - self.context) // self.context, train_size)
         self._test_starts = self._stretches((len(held_out) - 1) // self.context, test_size)
         self.train_size, self.test_size = len(self._starts), len(self._test_starts)
@@ -31,7 +31,7 @@ class PythonText(DataSet):
     def train_batch(
         self, indices: Tensor, generator: torch.Generator, chosen: slice = slice(None)
     ) -> tuple[Tensor, Tensor]:
-        """Each piece is moved on by a random part of its length, so that epochs differ."""
+        """Return pieces that are shifted by a random part of their length, so that epochs differ."""
         shifts = torch.randint(self.context, indices.shape, generator=generator, device=generator.device)
         return self._cut(self._text, (self._starts[indices] + shifts.to(indices.device))[chosen])
 
@@ -39,7 +39,7 @@ class PythonText(DataSet):
         return self._cut(self._held_out, self._test_starts[indices])
 
     def held_out(self, share: float) -> PythonText:
-        """The text itself is cut in two: pieces that are neighbours share bytes."""
+        """Return two parts of the training text as a data set. The text is cut, because neighbouring pieces overlap."""
         kept = split(self.train_size, share)
         cut = split(len(self._text), share)
         return PythonText(self._text[:cut], self._text[cut:], kept, self.train_size - kept)
@@ -50,7 +50,7 @@ class PythonText(DataSet):
 
 
 def load(directory: Path | None, train_limit: int | None, test_limit: int | None) -> DataSet:
-    """The text of the Python that runs; the directory plays no part."""
+    """Load the text of the running Python. The directory is not used."""
     texts = read()
     whole = PythonText(*texts, None, None)
     train_size = first(train_limit, whole.train_size, "train_limit")
@@ -59,7 +59,7 @@ def load(directory: Path | None, train_limit: int | None, test_limit: int | None
 
 
 def read() -> tuple[Tensor, Tensor]:
-    """The bytes of the standard library's own modules; of every ten files the last is held out."""
+    """Return the bytes of the standard library's own modules. Of every ten files the last is held out."""
     root = Path(sysconfig.get_paths()["stdlib"])
     outside = {"site-packages", "dist-packages", "test", "tests", "idlelib", "lib2to3"}
     files = sorted(f for f in root.rglob("*.py") if outside.isdisjoint(f.relative_to(root).parts))

@@ -1,4 +1,4 @@
-"""The networks of the paper's runs (its table ``nn_models``) and a few smaller ones, by name."""
+"""The networks of the paper's runs (its table ``nn_models``) and some smaller networks, by name."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from .vit import vit_b
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """A network that can be asked for by name."""
+    """A network with a name."""
 
     name: str
     title: str
     network: Callable[[int, int], nn.Module]
-    """From the numbers of classes and of channels, at its start from torch's global generator."""
+    """Builds the network from the numbers of classes and channels. Weights come from torch's global generator."""
     size: int | None
-    """The side of the images that it is meant for; None for text, where classes are the tokens."""
+    """The side of the images for which the network is meant. None for text, where the classes are the tokens."""
     update_every: int | None = None
-    """The paper's interval between updates of the preconditioner, for a network of the paper."""
+    """The paper's interval between updates of the preconditioner, if the paper uses the network."""
     package: str = "gnomon"
-    """What it comes from."""
+    """The package that the network comes from."""
 
     @property
     def installed(self) -> bool:
         return importlib.util.find_spec(self.package) is not None
 
     def build(self, classes: int, channels: int = 3) -> nn.Module:
-        """The network; channels are those of its images."""
+        """Build the network for images of so many channels."""
         for argument, value in (("classes", classes), ("channels", channels)):
             if value < 1:
                 raise ValueError(f"{argument} must be at least 1, got {value}")
@@ -77,11 +77,11 @@ LARGE: dict[str, ModelSpec] = {
         ModelSpec("gpt-1.3b", "GPT, 24 layers of 2048", gpt_1_3b, None),
     )
 }
-"""Those that are planned for, past one machine, and have no protocol of training here."""
+"""Large networks for ``gnomon plan``. ``gnomon train`` does not have them."""
 
 
 def build(name: str, classes: int, channels: int = 3) -> nn.Module:
-    """The network of that name, for images of so many channels; of ``gpt`` the classes are the tokens."""
+    """Build the network of a name, for images of so many channels. The classes of ``gpt`` are the tokens."""
     if name not in MODELS:
         raise ValueError(f"unknown model {name!r}; known are {', '.join(MODELS)}")
     return MODELS[name].build(classes, channels)

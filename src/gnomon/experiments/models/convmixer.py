@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 
 class Residual(nn.Module):
-    """A module added to its input."""
+    """Adds the output of a module to its input."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class Residual(nn.Module):
 
 
 def convmixer(width: int, depth: int, kernel: int, patch: int, classes: int, channels: int) -> nn.Module:
-    """Patches, then depthwise convolutions (over positions) and 1 x 1 convolutions (over channels) in turn."""
+    """Return patches, then depthwise convolutions (over positions) alternating with 1 x 1 ones (over channels)."""
 
     def normed(convolution: nn.Conv2d) -> nn.Sequential:
         return nn.Sequential(convolution, nn.GELU(), nn.BatchNorm2d(width))

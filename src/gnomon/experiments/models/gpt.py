@@ -1,5 +1,5 @@
-"""A small decoder-only transformer, after GPT-2 (Radford et al. 2019, "Language models are unsupervised multitask
-learners"), with a bias in its head, which shares no weight with the embedding."""
+"""A small decoder-only transformer after GPT-2 (Radford et al. 2019, "Language models are unsupervised multitask
+learners"). Its head has a bias and shares no weight with the embedding."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 
 class Block(nn.Module):
-    """Self-attention and a two-layer perceptron, each behind a layer norm and added to its input."""
+    """Self-attention and a two-layer perceptron. Each comes after a layer norm and is added to its input."""
 
     def __init__(self, width: int, heads: int, causal: bool = True) -> None:
         super().__init__()
@@ -47,10 +47,10 @@ class GPT(nn.Module):
 
 
 def gpt(classes: int, channels: int) -> nn.Module:
-    """2 layers of width 128, for at most 64 tokens of so many classes; text has no channels."""
+    """Return 2 layers of width 128 for at most 64 tokens. Text has no channels."""
     return GPT(width=128, heads=4, layers=2, context=64, vocabulary=classes)
 
 
 def gpt_1_3b(classes: int, channels: int) -> nn.Module:
-    """24 layers of width 2048, for at most 2048 tokens, as GPT-3 XL (Brown et al. 2020, arXiv:2005.14165)."""
+    """Return 24 layers of width 2048 for at most 2048 tokens, as in GPT-3 XL (Brown et al. 2020, arXiv:2005.14165)."""
     return GPT(width=2048, heads=16, layers=24, context=2048, vocabulary=classes)

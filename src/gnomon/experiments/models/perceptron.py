@@ -9,7 +9,7 @@ from torch import nn
 
 
 def perceptron(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> nn.Sequential:
-    """Linear layers between these sizes, with the activation between them."""
+    """Return linear layers between these sizes, with the activation between the layers."""
     layers: list[nn.Module] = []
     for i, o in itertools.pairwise(sizes):
         layers += [nn.Linear(i, o), activation()]
@@ -17,5 +17,5 @@ def perceptron(sizes: Sequence[int], activation: type[nn.Module] = nn.ReLU) -> n
 
 
 def mlp(classes: int, channels: int) -> nn.Module:
-    """For images of 8 x 8 pixels, such as scikit-learn's digits; larger ones are averaged to that."""
+    """Return a perceptron for images of 8 x 8 pixels. Larger images are reduced to that size by averages."""
     return nn.Sequential(nn.AdaptiveAvgPool2d(8), nn.Flatten(), *perceptron((64 * channels, 256, 128, classes)))

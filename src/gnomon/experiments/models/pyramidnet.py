@@ -6,11 +6,11 @@ from torch import Tensor, nn
 from torch.nn.functional import pad
 
 EXPANSION = 4
-"""Output channels of a bottleneck for each of its width."""
+"""The number of output channels of a bottleneck, divided by its width."""
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to the input, which gets more channels by zeros."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to the input. The input is padded with channels of zeros."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -35,8 +35,8 @@ def _norm_and_relu(width: int) -> tuple[nn.Module, nn.Module]:
 
 
 def pyramidnet(depth: int, alpha: int, classes: int, channels: int) -> nn.Module:
-    """Three stages of equally many bottlenecks; the width grows at each by the same part of alpha."""
-    blocks = (depth - 2) // 3  # three convolutions each, with one before and a linear layer behind them
+    """Return three stages of equally many bottlenecks. At each the width grows by the same part of alpha."""
+    blocks = (depth - 2) // 3  # a block has three convolutions; the first convolution and the linear layer are extra
     widths = [round(16 + alpha * i / blocks) for i in range(1, blocks + 1)]
     stage_starts = (blocks // 3, 2 * blocks // 3)
     layers: list[nn.Module] = [nn.Conv2d(channels, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16)]

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 EXPANSION = 4
-"""Output channels of a bottleneck for each of its width."""
+"""The number of output channels of a bottleneck, divided by its width."""
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to the input, which is projected where its shape changes."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to the input. If the shape changes, the input is projected."""
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tup
 
 
 def resnet(blocks: Sequence[int], classes: int, channels: int) -> nn.Module:
-    """Stages of so many bottlenecks, of width 64 first and twice as wide from stage to stage."""
+    """Return stages of so many bottlenecks. The first has width 64, and each next stage is twice as wide."""
     stem = [*_convolution(channels, 64, 7, 2), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, padding=1)]
     layers: list[nn.Module] = []
     inputs = 64

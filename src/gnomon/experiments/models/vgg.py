@@ -8,7 +8,7 @@ from torch import nn
 
 
 def vgg(stages: Sequence[Sequence[int]], classes: int, channels: int) -> nn.Module:
-    """3 x 3 convolutions, a max-pool after each stage of widths, then a mean over positions and one linear layer."""
+    """Return 3 x 3 convolutions with a max-pool after each stage, then a mean over positions and a linear layer."""
     layers: list[nn.Module] = []
     width = channels
     for stage in stages:

@@ -1,4 +1,4 @@
-"""Networks from timm, the extra ``vision``, which is loaded when one of them is built.
+"""Networks from timm (extra ``vision``). timm is imported when one of them is built.
 
 RegNetX (Radosavovic et al. 2020, arXiv:2003.13678), RegNetZ (Dollar, Singh and Girshick 2021, arXiv:2103.06877), RepVGG
 (Ding et al. 2021, arXiv:2101.03697) and ReXNet (Han et al. 2021, arXiv:2007.00992).
@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 
 def timm_model(name: str, classes: int, channels: int) -> nn.Module:
-    """timm's network of that name, not trained."""
+    """Return timm's network of that name, not trained."""
     return _timm().create_model(name, num_classes=classes, in_chans=channels)
 
 
 def regnetx_for_small_images(classes: int, channels: int) -> nn.Module:
-    """RegNetX-1.6GF with stride 1 in the stem and the first stage, so that 32 x 32 pixels end as 4 x 4 positions."""
+    """Return RegNetX-1.6GF with stride 1 in stem and first stage, so that 32 x 32 pixels give 4 x 4 positions."""
     network: Any = timm_model("regnetx_016", classes, channels)
     for part in (network.stem, network.s1):
         for module in part.modules():
@@ -28,10 +28,10 @@ def regnetx_for_small_images(classes: int, channels: int) -> nn.Module:
 
 
 def repvgg(classes: int, channels: int) -> nn.Module:
-    """RepVGG-B1G4, whose stem takes every other pixel before its 1 x 1 convolution instead of a stride of 2.
+    """Return RepVGG-B1G4. Its stem takes every other pixel before its 1 x 1 convolution instead of a stride of 2.
 
-    That is the same; but the gradient of that stride with so few channels, in ``channels_last`` on some CPUs, ends the
-    process by a segmentation fault (torch 2.13).
+    The result is the same. On some CPUs the gradient of that stride, with few channels in ``channels_last``, ends the
+    process with a segmentation fault (torch 2.13).
     """
     network: Any = timm_model("repvgg_b1g4", classes, channels)
     convolution = network.stem.conv_1x1.conv
@@ -45,7 +45,7 @@ def _every_other_pixel(module: nn.Module, inputs: tuple[Tensor]) -> Tensor:
 
 
 def _timm() -> Any:
-    """timm, which imports torchvision, whose import fails where its C++ operators are of another build of torch."""
+    """Import timm, which imports torchvision. That fails if torchvision's C++ operators belong to another torch."""
     try:
         import torchvision  # noqa: F401
     except RuntimeError as error:
@@ -58,6 +58,6 @@ def _timm() -> Any:
 
 
 def _declare_operators() -> None:
-    """The operators whose shapes torchvision registers at import; none of the networks here calls them."""
+    """Declare the operators whose shapes torchvision registers at import. No network here calls them."""
     for name in ("nms", "qnms"):
         torch.library.define(f"torchvision::{name}", "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")

@@ -9,7 +9,7 @@ from .gpt import Block
 
 
 class VisionTransformer(nn.Module):
-    """Patches and a class token, with a position each, through blocks; the class token is classified."""
+    """Blocks over patches and a class token, each with a position. The output of the class token is classified."""
 
     def __init__(
         self, width: int, heads: int, layers: int, patch: int, size: int, classes: int, channels: int = 3
@@ -33,5 +33,5 @@ class VisionTransformer(nn.Module):
 
 
 def vit_b(classes: int, channels: int) -> nn.Module:
-    """ViT-B/16: 12 layers of width 768, for images of 224 x 224 pixels in patches of 16 x 16."""
+    """Return ViT-B/16: 12 layers of width 768, for images of 224 x 224 pixels in patches of 16 x 16."""
     return VisionTransformer(768, 12, 12, 16, 224, classes, channels)

@@ -29,4 +29,4 @@ ERRORS: dict[str, dict[str, dict[str, float]]] = {
     data: {model: dict(zip(METHODS, row, strict=True)) for model, row in models.items()}
     for data, models in _ROWS.items()
 }
-"""By data set, model and optimizer."""
+"""The test errors in %, by data set, model and optimizer."""

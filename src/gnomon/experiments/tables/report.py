@@ -1,4 +1,4 @@
-"""What a table's runs say, as numbers, pictures and pages; every word about who is ahead is computed."""
+"""The results of a table's runs as numbers, pictures and pages. Every statement about a method is computed."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import models
+from ..common.document import Block, Document, Picture, Points, Rows, Text
+from ..common.machine import versions, versions_text
 from ..training import compare
 from ..training.config import Config, completed
 from ..training.tune import SPREAD
-from ..trials import versions
-from . import borne, published
-from .document import Block, Document, Picture, Points, Rows, Text
+from . import published, tolerance
 from .section import Section, listed, title_of
 from .study import Study
 
@@ -30,7 +30,7 @@ class Report:
         self.name, self.scale_name, self.study, self.folder = name, scale_name, study, study.folder
         self.sections = [self._section(task) for task in study.tasks]
         cells = study.results(study.cells())
-        self.maps = borne.maps(cells) if cells else []
+        self.maps = tolerance.maps(cells) if cells else []
 
     def _section(self, task: Config) -> Section:
         names = self.study.scale.optimizers
@@ -45,21 +45,25 @@ class Report:
     # ------------------------------------------------------------------ pictures
     @property
     def curves(self) -> Path:
+        """The file of the picture of all curves."""
         return self.folder / f"{self.name}-curves.png"
 
     @property
     def heat_maps(self) -> Path:
+        """The file of the picture of the grid of learning rates and dampings."""
         return self.folder / f"{self.name}-damping.png"
 
     def draw(self) -> None:
+        """Draw the pictures."""
         if groups := [method.group for section in self.sections for method in section.sound]:
             compare.draw(groups, self.curves, self.study.clock)
         if self.study.scale.grid is not None:
-            borne.draw(self.maps, self.study.scale.grid, self.heat_maps)
+            tolerance.draw(self.maps, self.study.scale.grid, self.heat_maps)
 
     # ------------------------------------------------------------------ pages
     def document(self) -> Document:
-        found = Document(self.title, footer=self._footer())
+        """Return the page of results."""
+        found = Document(self.title, footer=versions_text())
         found.sections.append(("What was run", self._what_was_run()))
         for section in self.sections:
             found.sections.append((f"Results: {_model(section.task.model)}", self._results(section)))
@@ -123,13 +127,14 @@ class Report:
             ours, kfac = (
                 next(m for m in self.maps if (m.optimizer, m.preset) == (o, preset)) for o in ("ingd", "kfac")
             )
-            lines += [f"{preset} preset. {line}" for line in borne.comparison(ours, kfac, grid)]
+            lines += [f"{preset} preset. {line}" for line in tolerance.comparison(ours, kfac, grid)]
         return [
             Text(
                 "The paper says that its method can take a larger step and a smaller damping than KFAC. Each cell is "
                 f"one short run ({_model(task.model)}, {task.train_limit or 0:,} samples, {task.epochs} epochs, "
                 f"batches of {task.batch_size}, seed {task.seed}), with the paper's update and with the library's "
-                f"defaults. A method bears a setting where it gets right at least {borne.SHARE:.0%} of as many test "
+                "defaults. A method bears a setting where it gets right at least "
+                f"{tolerance.SHARE:.0%} of as many test "
                 "samples as with its own best setting and that preset. In the paper's update the preconditioner moves "
                 "slowly during the first 500 steps, so a run of this length tests it for a part of its way only."
             ),
@@ -186,11 +191,9 @@ class Report:
         points.append("Times are of this machine with one thread a process; the costs of methods differ on others.")
         return points
 
-    def _footer(self) -> str:
-        return ", ".join(f"{name} {number}" for name, number in versions().items())
-
     # ------------------------------------------------------------------ data
     def as_data(self) -> dict[str, Any]:
+        """Return all results for the JSON file."""
         scale = self.study.scale
         return {
             "name": self.name,

@@ -1,4 +1,4 @@
-"""``gnomon reproduce cifar100 | tiny-imagenet | imagenet-100 | gpt``."""
+"""The paper's tables as named runs that can be resumed."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rich.console import Console
 
+from ..common.files import write_atomically
+from ..common.tables import terminal_table
 from ..data import load
-from ..files import write_atomically
-from ..reproduce import terminal_table
 from ..training.config import TrainingError, check_name
 from .report import Report
 from .scales import TABLES
@@ -26,15 +26,16 @@ def reproduce_table(
     jobs: int | None = None,
     console: Console | None = None,
 ) -> Path:
-    """Run what is missing of a table and write its results; returns the path of the page.
+    """Do the missing runs of a table and write its results. Return the path of the page.
 
     Args:
-        name: of the table, in :data:`~.scales.TABLES`.
-        output: gets a folder of that name with the runs, ``results.json``, pictures, ``index.html`` and ``NAME.md``.
+        name: The name of the table in :data:`~.scales.TABLES`.
+        output: The folder in which a folder of that name is made. It contains the runs, ``results.json``, pictures,
+            ``index.html`` and ``NAME.md``.
         scale: ``"full"`` or ``"small"``.
-        data_dir: where the data's files are.
-        jobs: processes at a time; by default one for each core or GPU.
-        console: where progress and tables are shown.
+        data_dir: The folder of the data's files.
+        jobs: The number of parallel processes. The default is one for each core or GPU.
+        console: The console that shows progress and tables.
     """
     check_name("table", name, TABLES)
     check_name("scale", scale, TABLES[name])
@@ -45,7 +46,8 @@ def reproduce_table(
     for what in study.absent:
         console.print(f"Left out: {what}.", highlight=False, soft_wrap=True)
     for task in study.tasks:
-        load(task.data, data_dir, train_limit=task.train_limit, test_limit=task.test_limit)  # an error before any work
+        # Missing data is an error before the first run.
+        load(task.data, data_dir, train_limit=task.train_limit, test_limit=task.test_limit)
     study.finish(jobs or default_jobs(), console)
     return _write(Report(name, scale, study), console)
 

@@ -1,4 +1,4 @@
-"""What is run for each table: the paper's protocol, and one that two cores finish in under 90 minutes."""
+"""The runs of each table, at two scales: the paper's protocol, and one that two cores finish in under 90 minutes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from . import published
 
 @dataclass(frozen=True)
 class Grid:
-    """Learning rates and dampings at which INGD and KFAC are run side by side."""
+    """The learning rates and dampings at which INGD and KFAC are compared."""
 
     task: Config
     rates: tuple[float, ...]
@@ -20,19 +20,19 @@ class Grid:
 
 @dataclass(frozen=True)
 class Scale:
-    """What is compared, and with which budget."""
+    """The tasks and optimizers that are compared, and their budget."""
 
     tasks: tuple[Config, ...]
-    """A model and its data each; the optimizer is put in."""
+    """A model and its data for each task. The optimizer is set later."""
     optimizers: tuple[str, ...]
     settings: int
-    """Learning rates that are tried of each optimizer; with one it is the default, or the authors'."""
+    """The number of learning rates that are tried for each optimizer. A single rate is the default or the authors'."""
     last: int
-    """Epochs at the end of a run that its result is the mean of."""
+    """The number of epochs at the end of a run over which its result is the mean."""
     seeds: tuple[int, ...] = (1, 2, 3)
-    """Of the final runs; settings are chosen with another, the tasks' own."""
+    """The seeds of the final runs. Settings are chosen with another seed, that of the task."""
     validation: float = 0.1
-    """The share of the training set that settings are judged by."""
+    """The share of the training set on which settings are judged."""
     grid: Grid | None = None
 
 
@@ -40,13 +40,17 @@ SMALL_OPTIMIZERS = ("sgd", "adam", "adamw", "lion", "soap", "kfac", "ingd")
 
 
 def _full(data: str, settings: int) -> Scale:
-    """The paper's: 120 epochs, batches of 128, the rate divided by 10 every 40, its weight decays and dampings."""
+    """Return the paper's protocol.
+
+    It has 120 epochs, batches of 128, a rate that is divided by 10 every 40 epochs, and the paper's weight decays and
+    dampings.
+    """
     tasks = tuple(Config(model=model, data=data, preset="paper") for model in published.ERRORS[data])
     return Scale(tasks, published.METHODS, settings, last=10)
 
 
 SMALL_CIFAR = Config(model="cnn", data="cifar100", train_limit=10_000, test_limit=5_000, epochs=8, schedule="thirds")
-# 560 steps, for in the paper's update the preconditioner's own rate is small during the first 500.
+# These are 560 steps, because in the paper's update the preconditioner's own rate is small during the first 500.
 GRID_TASK = replace(SMALL_CIFAR, train_limit=4_480, test_limit=1_000, epochs=4, batch_size=32)
 SMALL_GPT = Config(model="gpt", data="python-text", train_limit=2_560, test_limit=1_000, epochs=10, batch_size=64)
 

@@ -1,4 +1,4 @@
-"""The final runs of one model: tables, data, and what they say, whichever way that is."""
+"""The final runs of one model as tables, data and sentences. Every sentence is computed from the runs."""
 
 from __future__ import annotations
 
@@ -10,26 +10,29 @@ from statistics import mean
 from typing import Any
 
 from .. import models
-from ..training.compare import Clock, interval
+from ..common.confidence import half_interval
+from ..common.document import Rows
+from ..training.compare import Clock
 from ..training.config import Config
 from ..training.optimizers import TITLES
 from ..training.tune import Search
-from .document import Rows
 from .study import RIVALS, Method, Study
 
 
 def title_of(optimizer: str) -> str:
+    """Return the name of an optimizer in a table. INGD is marked as ours."""
     return f"ours ({TITLES[optimizer]})" if optimizer == "ingd" else TITLES[optimizer]
 
 
 @dataclass(frozen=True)
 class Section:
-    """One model's final runs."""
+    """The results of one model."""
 
     task: Config
     methods: list[Method]
     searches: list[Search]
     shorter: Method | None
+    """INGD with fewer epochs, so that it takes as long as the faster of its rivals."""
     study: Study
 
     @property
@@ -54,17 +57,17 @@ class Section:
 
     @property
     def sound(self) -> list[Method]:
-        """Methods of which no run diverged."""
+        """The methods without a diverged run."""
         return [method for method in self.methods if not method.diverged]
 
     def number(self, value: float, signed: bool = False) -> str:
         return f"{value:{'+' if signed else ''}.{3 if self.in_loss else 2}f}"
 
     def mean_text(self, scores: Sequence[float] | None, signed: bool = False) -> str:
-        """The mean with its interval."""
+        """Return the mean with its interval."""
         if scores is None:
             return "-"
-        half = interval(scores)
+        half = half_interval(scores)
         return self.number(mean(scores), signed) + ("" if math.isnan(half) else f" ± {self.number(half)}")
 
     def seconds(self, name: str) -> float:
@@ -76,7 +79,7 @@ class Section:
     # ------------------------------------------------------------------ tables
     @property
     def clocks(self) -> list[str]:
-        """In whose time the methods are compared."""
+        """The optimizers whose time is the budget in a comparison of all methods."""
         return [name for name in (*RIVALS, "ingd") if name in self.by_name and not self.by_name[name].diverged]
 
     def table(self) -> Rows:
@@ -95,14 +98,14 @@ class Section:
         return [*row, f"{method.seconds(self.study.clock) / method.config.epochs:.2f}"]
 
     def differences(self, method: Method) -> list[float] | None:
-        """INGD's result minus a method's, seed by seed."""
+        """Return INGD's result minus the result of a method, for each seed."""
         ours, theirs = self.ours and self.ours.scores(), method.scores()
         if not ours or not theirs or method is self.ours:
             return None
         return [a - b for a, b in zip(ours, theirs, strict=True)]
 
     def tried(self) -> Rows:
-        """The learning rates and what they gave on the held-out part."""
+        """Return a table of the learning rates that were tried, with their results on the held-out part."""
         count = self.study.scale.settings
         header = ["method", *(f"setting {i + 1}" for i in range(count)), "chosen"]
         rows = []
@@ -114,7 +117,7 @@ class Section:
         return Rows(header, rows)
 
     def settings(self) -> Rows:
-        """What was not searched."""
+        """Return a table of the settings that were not searched."""
         names = ("weight_decay", "momentum", "damping", "update_every", "preset")
         rows = [
             [title_of(m.optimizer), *("" if (v := getattr(m.config, n)) is None else str(v) for n in names)]
@@ -124,6 +127,7 @@ class Section:
 
     # ------------------------------------------------------------------ words
     def findings(self) -> list[str]:
+        """Return sentences about the order of the methods."""
         return [*self._at_equal_epochs(), *self._at_equal_time(), *self._at_ends()]
 
     def _at_equal_epochs(self) -> Iterator[str]:
@@ -144,7 +148,7 @@ class Section:
             + "."
         )
         sides = {m.optimizer: d for m in self.methods if (d := self.differences(m)) is not None and len(d) > 1}
-        clear = [TITLES[n] for n, d in sides.items() if abs(mean(d)) > interval(d)]
+        clear = [TITLES[n] for n, d in sides.items() if abs(mean(d)) > half_interval(d)]
         if sides:
             rest = [TITLES[n] for n in sides if TITLES[n] not in clear]
             yield (
@@ -194,6 +198,7 @@ class Section:
 
     # ------------------------------------------------------------------ data
     def as_data(self) -> dict[str, Any]:
+        """Return the results for the JSON file."""
         clock = self.study.clock
         return {
             "model": self.task.model,
@@ -222,7 +227,7 @@ def _method_data(method: Method, clock: Clock) -> dict[str, Any]:
         "settings": _without_place(method.config),
         "scores": scores,
         "mean": None if scores is None else mean(scores),
-        "half of the 95% interval": None if scores is None or len(scores) < 2 else interval(scores),
+        "half of the 95% interval": None if scores is None or len(scores) < 2 else half_interval(scores),
         "seconds of a run": None if scores is None else method.seconds(clock),
         "diverged": method.diverged,
         "runs": [[asdict(epoch) for epoch in result.epochs] for result in method.results],

@@ -1,4 +1,4 @@
-"""The runs of a table: which there are, which can be begun, and what they gave."""
+"""The runs of a table: their settings, their order and their results."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from statistics import mean
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from .. import models
-from ..training.compare import Clock, Group
+from ..common.progress import counting_progress
+from ..training.compare import Clock, RunGroup
 from ..training.config import Config, TrainingError, completed
 from ..training.optimizers import TITLES
 from ..training.trainer import Epoch
@@ -24,22 +24,24 @@ from .scales import Scale
 from .workers import Result, Run, Timing, Workers, rehearse
 
 RIVALS = ("sgd", "adamw")
-"""In whose time INGD is run again, with fewer epochs."""
+"""The optimizers whose time is the budget of a second run of INGD, with fewer epochs."""
 
 ELSEWHERE = {"lion": "pytorch_optimizer", "soap": "pytorch_optimizer"}
-"""Optimizers that need not be installed, with their packages."""
+"""The optimizers that come from other packages, with those packages."""
 
 
 def as_trial(result: Result) -> Trial:
+    """Return a result as a trial of a search."""
     return judged(result.config, None if result.diverged else result.epochs[-1])
 
 
 def spent(epoch: Epoch, clock: Clock) -> float:
+    """Return the seconds from the start of the run to the end of an epoch."""
     return epoch.cpu_seconds if clock == "cpu" else epoch.seconds
 
 
 def within(epochs: list[Epoch], seconds: float, clock: Clock) -> list[Epoch]:
-    """The epochs that had ended at that time."""
+    """Return the epochs that ended within a time."""
     return [epoch for epoch in epochs if spent(epoch, clock) <= seconds]
 
 
@@ -50,6 +52,7 @@ class Method:
     config: Config
     results: list[Result]
     last: int
+    """The number of epochs at the end of a run over which its result is the mean."""
 
     @property
     def optimizer(self) -> str:
@@ -57,29 +60,30 @@ class Method:
 
     @property
     def diverged(self) -> int:
+        """The number of runs that diverged."""
         return sum(result.diverged for result in self.results)
 
     @property
-    def group(self) -> Group:
-        """Its runs as ``gnomon compare`` has them; empty where one diverged."""
-        return Group(self.config, [] if self.diverged else [result.epochs for result in self.results])
+    def group(self) -> RunGroup:
+        """The runs as ``gnomon compare`` groups them. The group is empty if a run diverged."""
+        return RunGroup(self.config, [] if self.diverged else [result.epochs for result in self.results])
 
     def times(self, clock: Clock) -> list[float]:
-        """Seconds of each seed's whole run."""
+        """Return the seconds of the whole run of each seed."""
         return [spent(epochs[-1], clock) for epochs in self.group.runs]
 
     def seconds(self, clock: Clock) -> float:
-        """Of a whole run, the mean over seeds."""
+        """Return the mean seconds of a whole run."""
         return mean(self.times(clock))
 
     def scores(self) -> list[float] | None:
-        """Of each seed, the mean over the last epochs; None where a run diverged."""
+        """Return the mean over the last epochs for each seed, or None if a run diverged."""
         return self._scores(self.group.runs)
 
     def scores_in_time_of(self, other: Method, clock: Clock) -> list[float] | None:
-        """The same when the whole run of another method with the same seed would have ended.
+        """Return the scores in the time of another method's whole run with the same seed.
 
-        None where a run diverged, or had not finished an epoch by then.
+        The result is None if a run diverged or did not finish an epoch in that time.
         """
         if self.diverged or other.diverged:
             return None
@@ -87,11 +91,11 @@ class Method:
         return self._scores([within(run, seconds, clock) for run, seconds in pairs])
 
     def _scores(self, runs: list[list[Epoch]]) -> list[float] | None:
-        return Group(self.config, runs).scores(self.last) if runs and all(runs) else None
+        return RunGroup(self.config, runs).scores(self.last) if runs and all(runs) else None
 
 
 class Study:
-    """All runs of a table at a scale, in a folder. Those of a stage are known once the stage before it has ended."""
+    """All runs of a table at a scale, in a folder. The runs of a stage are known when the stage before it has ended."""
 
     def __init__(self, scale: Scale, folder: Path, data_dir: Path | None = None) -> None:
         self.folder, self.data_dir = folder, None if data_dir is None else str(data_dir)
@@ -104,23 +108,23 @@ class Study:
 
     @cached_property
     def clock(self) -> Clock:
-        """CPU time, which other work disturbs less, unless the work is a GPU's."""
+        """Wall-clock time on a GPU, else CPU time, which depends less on other processes."""
         return "wall" if torch.cuda.is_available() else "cpu"
 
     def result(self, run: Run) -> Result | None:
-        """Read from the disk until it is there."""
+        """Return the result of a run, or None if it has not ended. A result is read from the disk once."""
         if run.folder not in self._finished and (found := run.result()) is not None:
             self._finished[run.folder] = found
         return self._finished.get(run.folder)
 
     def results(self, runs: Iterable[Run]) -> list[Result] | None:
-        """None while one is missing."""
+        """Return the results of the runs, or None if one has not ended."""
         found = [self.result(run) for run in runs]
         return None if None in found else [result for result in found if result is not None]
 
     # ------------------------------------------------------------------ stages
     def trials(self, task: Config, optimizer: str) -> list[Run]:
-        """The settings that are tried; none where there is one alone."""
+        """Return the runs of the settings that are tried. There are none if there is only one setting."""
         if self.scale.settings < 2:
             return []
         one = for_optimizer(replace(task, validation=self.scale.validation), optimizer)
@@ -130,7 +134,7 @@ class Study:
         ]
 
     def search(self, task: Config, optimizer: str) -> Search | None:
-        """What was tried, once all of it was; a search of one setting is its default untried."""
+        """Return the search of an optimizer, or None if it has not ended or has only one setting."""
         runs = self.trials(task, optimizer)
         results = self.results(runs)
         if not runs or results is None:
@@ -139,22 +143,27 @@ class Study:
         return Search(optimizer, [as_trial(result) for result in results], {"lr": (min(rates), max(rates))})
 
     def chosen(self, task: Config, optimizer: str) -> Config | None:
-        """The best setting, for training on all of the training set and measuring on the test set."""
+        """Return the best setting, for training on the whole training set and measuring on the test set."""
         if self.scale.settings < 2:
             return completed(for_optimizer(task, optimizer))
         search = self.search(task, optimizer)
         return None if search is None else replace(search.best.config, validation=0.0)
 
     def finals(self, task: Config, optimizer: str) -> list[Run]:
+        """Return the final runs of an optimizer. There are none while its best setting is not known."""
         config = self.chosen(task, optimizer)
         return [] if config is None else self._seeded("runs", config)
 
     def method(self, task: Config, optimizer: str) -> Method | None:
+        """Return the results of the final runs, or None if one has not ended."""
         config, results = self.chosen(task, optimizer), self.results(self.finals(task, optimizer))
         return Method(config, results, self.scale.last) if config is not None and results else None
 
     def shorter(self, task: Config) -> list[Run]:
-        """INGD with as many epochs as the faster of its rivals leaves time for, the schedule being shorter too."""
+        """Return runs of INGD with fewer epochs, so that they take as long as those of the faster rival.
+
+        The schedule is shorter too. There are no such runs if INGD takes no longer than its rivals.
+        """
         wanted = [self.method(task, name) for name in ("ingd", *RIVALS) if name in self.scale.optimizers]
         if len(wanted) < 2 or wanted[0] is None or any(one is None or one.diverged for one in wanted):
             return []
@@ -166,12 +175,13 @@ class Study:
         return self._seeded("shorter", replace(ours.config, epochs=epochs))
 
     def in_rivals_time(self, task: Config) -> Method | None:
+        """Return the results of the runs with fewer epochs, or None if there are none."""
         runs = self.shorter(task)
         results = self.results(runs)
         return Method(runs[0].config, results, self.scale.last) if results else None
 
     def cells(self) -> list[Run]:
-        """The grid over learning rates and dampings."""
+        """Return the runs of the grid over learning rates and dampings."""
         grid = self.scale.grid
         if grid is None:
             return []
@@ -193,32 +203,32 @@ class Study:
         parts += [f"damping{config.damping:g}", str(config.preset)] if stage == "grid" else [f"seed{config.seed}"]
         return self.folder / stage / config.model / "-".join(parts)
 
-    # ------------------------------------------------------------------ all together
+    # ------------------------------------------------------------------ all stages
     def pairs(self) -> Iterator[tuple[Config, str]]:
+        """Yield every task with every optimizer."""
         return ((task, optimizer) for task in self.tasks for optimizer in self.scale.optimizers)
 
     def left(self) -> list[Run]:
-        """The runs that can be begun or go on now."""
+        """Return the runs that have not ended and whose settings are known."""
         known = [run for task, name in self.pairs() for run in self.trials(task, name)]
         known += [run for task, name in self.pairs() for run in self.finals(task, name)]
         known += [run for task in self.tasks for run in self.shorter(task)]
         return [run for run in [*known, *self.cells()] if self.result(run) is None]
 
     def to_come(self) -> list[Config]:
-        """Runs whose settings are not known yet, with their defaults: they take as long."""
+        """Return the runs whose settings are not known yet, with default settings, which take equally long."""
         waiting = [pair for pair in self.pairs() if self.method(*pair) is None]
         untuned = [for_optimizer(*pair) for pair in waiting if self.chosen(*pair) is None]
         shorter = [for_optimizer(task, name) for task, name in waiting if name == "ingd"]
         return [completed(config) for config in [*untuned, *shorter] for _ in self.scale.seeds]
 
     def finish(self, jobs: int, console: Console) -> None:
-        """Do all that is left, in so many processes."""
+        """Do all runs that have not ended, in ``jobs`` processes."""
         if not self.left():
             return
         with Workers(jobs) as workers:
             self._tell_estimate(workers, console)
-            columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-            with Progress(*columns, console=console, transient=True) as progress:
+            with counting_progress(console) as progress:
                 bar = progress.add_task("training runs")
                 going: dict[Future[None], Run] = {}
                 done = 0
@@ -238,6 +248,7 @@ class Study:
             raise TrainingError(f"the run in {run.folder} ended before its last epoch; delete the folder and go on")
 
     def _line(self, run: Run) -> str:
+        """Return a line about a run that has ended."""
         config, result = run.config, self.result(run)
         assert result is not None
         damping = f", damping {config.damping:g}" if config.damping is not None else ""
@@ -252,7 +263,7 @@ class Study:
         return f"{where}, lr {config.lr:g}{damping}, {config.epochs} epochs, seed {config.seed}: {ended}"
 
     def _tell_estimate(self, workers: Workers, console: Console) -> None:
-        """From two short epochs of each kind of run."""
+        """Print an estimate of the time, from two short epochs of each kind of run."""
         configs = [run.config for run in self.left()] + self.to_come()
         times = {kind: workers.submit(rehearse, kind) for kind in dict.fromkeys(map(_kind, configs))}
         found: dict[Config, Timing] = {kind: future.result() for kind, future in times.items()}
@@ -267,12 +278,12 @@ class Study:
 
 
 def _kind(config: Config) -> Config:
-    """What the time of a step depends on; with a rate at which nothing diverges."""
+    """Return the settings on which the time of a step depends, with a rate at which no run diverges."""
     return replace(config, lr=1e-6, damping=None, seed=0, validation=0.0, epochs=1)
 
 
 def _installed(scale: Scale) -> tuple[Scale, list[str]]:
-    """The scale without models and optimizers whose package is not there, and what they are."""
+    """Return the scale without the models and optimizers that are not installed, and descriptions of those."""
     missing = [o for o in scale.optimizers if o in ELSEWHERE and importlib.util.find_spec(ELSEWHERE[o]) is None]
     lacking = [task for task in scale.tasks if not models.MODELS[task.model].installed]
     tasks = tuple(task for task in scale.tasks if task not in lacking)

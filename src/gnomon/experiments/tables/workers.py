@@ -1,4 +1,4 @@
-"""Training runs in parallel processes of one thread each; what is finished is kept, whenever the work is stopped."""
+"""Training runs in parallel processes of one thread each. Finished work is kept, whenever the processes are stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import torch
 
 from .. import data as sets
-from ..files import write_atomically
+from ..common.files import write_atomically
 from ..training.config import Config, TrainingError
 from ..training.folder import RunFolder
 from ..training.run import train
@@ -30,18 +30,19 @@ T = TypeVar("T")
 ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    # glibc keeps what is freed: giving pages back and asking for them again takes a third of a step of some networks
+    # With these settings glibc keeps freed memory. To return pages and request them again takes a third of a step of
+    # some networks.
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(2**34),
     "MALLOC_TOP_PAD_": str(2**28),
 }
-"""Of the processes; it must be there when they start."""
+"""The environment of the processes. It must be set before they start."""
 
 
-# ---------------------------------------------------------------------- what a process does
+# ---------------------------------------------------------------------- the work of a process
 @dataclass(frozen=True)
 class Run:
-    """A run of ``gnomon train`` in a folder of its own."""
+    """A run of ``gnomon train`` in its own folder."""
 
     config: Config
     folder: Path
@@ -52,7 +53,7 @@ class Run:
         return self.folder / "failure.txt"
 
     def perform(self) -> None:
-        """Train from where the run is to its end; the folder then tells how it went."""
+        """Train to the end of the run, from the last checkpoint if there is one. The results are in the folder."""
         outcome = train(self.config, self.folder, resume=True, data=_data(self.config))
         if outcome.signal is not None:
             raise KeyboardInterrupt
@@ -62,7 +63,7 @@ class Run:
             RunFolder(self.folder).checkpoint.unlink(missing_ok=True)
 
     def result(self) -> Result | None:
-        """How the run ended; None where it has not."""
+        """Return the result of the run, or None if it has not ended."""
         place = RunFolder(self.folder)
         if not place.exists:
             return None
@@ -82,14 +83,14 @@ class Result:
 
 @dataclass(frozen=True)
 class Timing:
-    """What a step of a task takes with an optimizer, and how large the task is."""
+    """The time of a step of a task with an optimizer, and the size of the task."""
 
     seconds: float
     train_size: int
     test_size: int
 
     def of(self, config: Config) -> float:
-        """Seconds of a whole run; measuring on a sample is about a third of training on it."""
+        """Estimate the seconds of a whole run. To measure on a sample takes about a third of training on it."""
         trained, measured = self.train_size, self.test_size
         if config.validation:
             measured = round(config.validation * trained)
@@ -98,7 +99,7 @@ class Timing:
 
 
 def rehearse(config: Config, steps: int = 10) -> Timing:
-    """Time the second of two short epochs: in the first one much is done once."""
+    """Time the second of two short epochs. The first one includes work that is done only once."""
     data = _data(config)
     size = min(steps * config.batch_size, data.train_size)
     short = replace(config, train_limit=size, test_limit=1, epochs=2)
@@ -112,13 +113,13 @@ def _read(data: str, directory: str | None, train: int | None, test: int | None,
 
 
 def _data(config: Config) -> sets.DataSet:
-    """The config's data, which a process reads once."""
+    """Return the data of a config. A process reads it once."""
     return _read(config.data, config.data_dir, config.train_limit, config.test_limit, config.validation)
 
 
 # ---------------------------------------------------------------------- the processes
 class Workers:
-    """So many processes. Leaving the context with an error, Ctrl-C among them, lets each save and ends it."""
+    """A pool of processes. When an error, such as Ctrl-C, leaves the context, each process saves its run and ends."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -133,11 +134,12 @@ class Workers:
         os.environ.update(ENVIRONMENT)
         self._pool = ProcessPoolExecutor(self.count, context, _begin, (gpus,))
         self._handler = None
-        if threading.current_thread() is threading.main_thread():  # others cannot be told of signals
+        if threading.current_thread() is threading.main_thread():  # other threads cannot handle signals
             self._handler = signal.signal(signal.SIGTERM, _interrupt)
         return self
 
     def submit(self, function: Callable[..., T], *arguments: Any) -> Future[T]:
+        """Call a function in one of the processes."""
         return self._pool.submit(_work, function, *arguments)
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
@@ -155,28 +157,28 @@ class Workers:
 
 
 def _interrupt(number: int, frame: FrameType | None) -> None:
-    """A request to end is answered as Ctrl-C is."""
+    """Handle a request to end in the same way as Ctrl-C."""
     raise KeyboardInterrupt(number)
 
 
 def default_jobs() -> int:
-    """One for each GPU, or for each core that this process may use."""
+    """Return the number of GPUs, or of the cores that this process may use."""
     if torch.cuda.is_available():
         return torch.cuda.device_count()
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 class _State:
-    """Of a process of the pool."""
+    """The state of a process of the pool."""
 
     busy = False
     stopping = False
 
 
 def _begin(gpus: Queue[int] | None) -> None:
-    """The first thing that a process does."""
+    """Prepare a process of the pool."""
     if hasattr(os, "setpgrp"):
-        os.setpgrp()  # Ctrl-C is for the command, which then tells its processes
+        os.setpgrp()  # only the command receives Ctrl-C; it then ends its processes
     if gpus is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = str(gpus.get())
     torch.set_num_threads(1)
@@ -185,7 +187,7 @@ def _begin(gpus: Queue[int] | None) -> None:
 
 
 def _work(function: Callable[..., T], *arguments: Any) -> T:
-    """Call it, unless the process is to stop: work that lay ready is left then."""
+    """Call a function, unless the process is to stop. Work that was submitted before is then not done."""
     try:
         _State.busy = True
         if _State.stopping:
@@ -205,7 +207,7 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 
 def _end_with_parent() -> None:
-    """A command that is killed leaves nobody behind who would write to the folders of the next one."""
+    """End the process when the command is killed, so that it does not write to the folders of the next command."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

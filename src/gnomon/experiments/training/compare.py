@@ -1,74 +1,73 @@
-"""Several runs together: curves against epochs and time, and the paper's table."""
+"""Comparisons of runs: curves against epochs and time, and the paper's table."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Literal
 
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
-from scipy.stats import t as student
 
 from .. import models
+from ..common.confidence import half_interval
+from ..common.plots import save_png, style_panel
 from .config import Config, TrainingError
-from .curves import save, style
 from .folder import CHANGEABLE, RunFolder, differences
 from .optimizers import TITLES
 from .trainer import Epoch
 
 LAST = 10
-"""The paper's results are means over the last 10 epochs."""
+"""The number of epochs at the end of a run over which the paper takes means."""
 
 Clock = Literal["wall", "cpu"]
 
+UNITS = {"hours": 3600, "minutes": 60, "seconds": 1}
+"""The units of the time axis in seconds. The axis has the largest unit that the longest run exceeds."""
+
 
 @dataclass(frozen=True)
-class Group:
-    """Runs that differ in their seeds alone."""
+class RunGroup:
+    """Runs that differ only in their seeds."""
 
     config: Config
     runs: list[list[Epoch]]
 
     @property
     def task(self) -> tuple[str, str]:
+        """The data set and the model."""
         return self.config.data, self.config.model
 
     @property
     def in_loss(self) -> bool:
-        """Whether the measure is the loss, as for text, and not the error in %."""
+        """Whether the measure is the loss, as for text, instead of the error in %."""
         return models.MODELS[self.config.model].size is None
 
     @property
     def epochs(self) -> int:
-        """That all runs have done."""
+        """The number of epochs that all runs have finished."""
         return min(len(run) for run in self.runs)
 
     def measure(self, epoch: Epoch) -> float:
+        """Return the test loss or the test error of an epoch."""
         return epoch.test_loss if self.in_loss else epoch.test_error
 
     def scores(self, last: int = LAST) -> list[float]:
-        """Of each run, the mean over its last epochs."""
+        """Return the mean measure over the last epochs of each run."""
         return [mean(self.measure(epoch) for epoch in run[-last:]) for run in self.runs]
 
     def over_runs(self, what: Callable[[Epoch], float]) -> list[list[float]]:
-        """At each epoch, a quantity of all runs."""
+        """Return a quantity of all runs, for each epoch."""
         return [[what(run[i]) for run in self.runs] for i in range(self.epochs)]
 
 
-def interval(values: Sequence[float]) -> float:
-    """Half the width of the 95% interval of the mean, by Student's t; nan for a single value."""
-    if len(values) < 2:
-        return math.nan
-    return float(student.ppf(0.975, len(values) - 1)) * stdev(values) / math.sqrt(len(values))
-
-
-def read_runs(folders: Iterable[Path]) -> list[Group]:
-    """The runs in these folders, those together that differ in the seed alone."""
+def read_runs(folders: Iterable[Path]) -> list[RunGroup]:
+    """Read the runs in these folders. Runs that differ only in the seed form a group."""
     groups: dict[Config, list[list[Epoch]]] = {}
     for folder in folders:
         place = RunFolder(folder)
@@ -77,11 +76,11 @@ def read_runs(folders: Iterable[Path]) -> list[Group]:
             raise TrainingError(f"the run in {folder} has not finished an epoch; leave it out, or wait for it")
         common = replace(config, **{name: getattr(Config, name) for name in (*CHANGEABLE, "seed")})
         groups.setdefault(common, []).append(epochs)
-    return [Group(config, runs) for config, runs in groups.items()]
+    return [RunGroup(config, runs) for config, runs in groups.items()]
 
 
-def labels(groups: list[Group]) -> list[str]:
-    """The optimizer of each group, with the settings in which groups of one optimizer and task differ."""
+def labels(groups: list[RunGroup]) -> list[str]:
+    """Return the optimizer of each group, with the settings in which groups of one optimizer and task differ."""
     found = []
     for group in groups:
         rivals = [o for o in groups if o.task == group.task and o.config.optimizer == group.config.optimizer]
@@ -92,8 +91,11 @@ def labels(groups: list[Group]) -> list[str]:
 
 
 # ---------------------------------------------------------------------- tables
-def paper_table(groups: list[Group], last: int = LAST) -> Table:
-    """A row for each data set and method, a column for each model; the best of a data set and model is bold."""
+def paper_table(groups: list[RunGroup], last: int = LAST) -> Table:
+    """Return a table with a row for each data set and method, and a column for each model.
+
+    The best result of each data set and model is bold.
+    """
     names = labels(groups)
     columns = list(dict.fromkeys(group.config.model for group in groups))
     rows = list(dict.fromkeys((group.config.data, name) for group, name in zip(groups, names, strict=True)))
@@ -113,16 +115,16 @@ def paper_table(groups: list[Group], last: int = LAST) -> Table:
     return table
 
 
-def score_text(group: Group, last: int = LAST) -> str:
-    """The mean over seeds, and its interval where there are several."""
+def score_text(group: RunGroup, last: int = LAST) -> str:
+    """Return the mean over seeds, with its interval if there are several seeds."""
     scores = group.scores(last)
     digits = 3 if group.in_loss else 2
-    half = interval(scores)
+    half = half_interval(scores)
     return f"{mean(scores):.{digits}f}" + ("" if math.isnan(half) else f" ± {half:.{digits}f}")
 
 
-def run_table(groups: list[Group]) -> Table:
-    """How each group was trained and what it took."""
+def run_table(groups: list[RunGroup]) -> Table:
+    """Return a table with the learning rate, the length, the best result and the time of each group."""
     table = Table("Run", box=box.SIMPLE)
     for title in ("lr", "Seeds", "Epochs", "Best", "s/epoch", "CPU s/epoch"):
         table.add_column(title, justify="right")
@@ -144,10 +146,10 @@ def run_table(groups: list[Group]) -> Table:
 
 
 # ---------------------------------------------------------------------- curves
-def draw(groups: list[Group], path: Path, clock: Clock = "wall") -> None:
-    """A row of two panels for each data set and model: against epochs, and against time.
+def draw(groups: list[RunGroup], path: Path, clock: Clock = "wall") -> None:
+    """Draw a row of two panels for each data set and model: against epochs, and against time.
 
-    Lines are means over seeds, bands reach from the least to the greatest.
+    Lines are means over seeds. Bands reach from the least value to the greatest.
     """
     tasks = list(dict.fromkeys(group.task for group in groups))
     figure = Figure(figsize=(11, 4.2 * len(tasks)), layout="constrained")
@@ -156,26 +158,29 @@ def draw(groups: list[Group], path: Path, clock: Clock = "wall") -> None:
     for (data, model), (by_epoch, by_time) in zip(tasks, panels, strict=True):
         chosen = [(group, name) for group, name in named if group.task == (data, model)]
         longest = max(_seconds(group, clock)[-1] for group, _ in chosen)
-        unit, title = next(
-            (u, t) for u, t in ((3600, "hours"), (60, "minutes"), (1, "seconds")) if longest >= u or u == 1
-        )
+        unit = next((name for name, seconds in UNITS.items() if longest >= seconds), "seconds")
         for i, (group, name) in enumerate(chosen):
-            values = group.over_runs(group.measure)
-            ours = group.config.optimizer == "ingd"
-            look = {"color": f"C{i}", "zorder": 3 if ours else 2}
-            for panel, x in (
-                (by_epoch, [float(n + 1) for n in range(group.epochs)]),
-                (by_time, [seconds / unit for seconds in _seconds(group, clock)]),
-            ):
-                panel.plot(x, [mean(v) for v in values], label=name, linewidth=2.2 if ours else 1.4, **look)
-                panel.fill_between(x, list(map(min, values)), list(map(max, values)), alpha=0.15, linewidth=0, **look)
+            _draw_group(by_epoch, group, [float(n + 1) for n in range(group.epochs)], name, f"C{i}")
+            times = [seconds / UNITS[unit] for seconds in _seconds(group, clock)]
+            _draw_group(by_time, group, times, name, f"C{i}")
         measure = "test loss" if chosen[0][0].in_loss else "test error in %"
-        style(by_epoch, "epoch", measure)
-        style(by_time, f"{title} of training{', CPU time' if clock == 'cpu' else ''}", "")
+        style_panel(by_epoch, "epoch", measure)
+        style_panel(by_time, f"{unit} of training{', CPU time' if clock == 'cpu' else ''}", "")
         by_epoch.set_title(f"{models.MODELS[model].title} on {data}", fontsize=11, loc="left")
-    save(figure, path)
+    save_png(figure, path)
 
 
-def _seconds(group: Group, clock: Clock) -> list[float]:
+def _draw_group(panel: Axes, group: RunGroup, x: list[float], name: str, color: str) -> None:
+    """Draw the mean of a group as a line, and its range as a band."""
+    values = group.over_runs(group.measure)
+    ours = group.config.optimizer == "ingd"
+    order = 3 if ours else 2
+    panel.plot(x, [mean(v) for v in values], label=name, linewidth=2.2 if ours else 1.4, color=color, zorder=order)
+    low, high = list(map(min, values)), list(map(max, values))
+    panel.fill_between(x, low, high, alpha=0.15, linewidth=0, color=color, zorder=order)
+
+
+def _seconds(group: RunGroup, clock: Clock) -> list[float]:
+    """Return the mean time at the end of each epoch."""
     values = group.over_runs(lambda epoch: epoch.cpu_seconds if clock == "cpu" else epoch.seconds)
     return [mean(v) for v in values]

@@ -1,4 +1,4 @@
-"""What a training run is: its settings, in a file and with the paper's protocol where nothing is said."""
+"""The settings of a training run, and the file that stores them. Defaults are those of the paper's protocol."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ PRECISIONS = ("float32", "bf16")
 
 
 class TrainingError(ValueError):
-    """What a user can put right; the message is one line and says how."""
+    """An error that the user can correct. The message is one line and says how."""
 
 
 @dataclass(frozen=True)
 class Config:
-    """The settings of a run. What is None is filled in by :func:`completed`, or does not apply to the optimizer."""
+    """The settings of a run. A setting that is None gets a default in :func:`completed`, or the optimizer lacks it."""
 
     model: str = "mlp"
     data: str = "digits"
     data_dir: str | None = None
     train_limit: int | None = None
-    """Train on the first so many samples."""
+    """The number of training samples. The first samples are used."""
     test_limit: int | None = None
     validation: float = 0.0
-    """The share of the training set that is kept from training and measured in the place of the test set."""
+    """The share of the training set that is held out and replaces the test set."""
     epochs: int = 120
     batch_size: int = 128
     seed: int = 0
@@ -57,7 +57,7 @@ class Config:
     amp: str = "float32"
     compile: bool = False
     channels_last: bool = True
-    """Whether images and weights of convolutions lie in memory with their channels together; faster as a rule."""
+    """Whether images and weights of convolutions use torch's ``channels_last`` layout, which is usually faster."""
     device: str = "auto"
 
     def __post_init__(self) -> None:
@@ -85,18 +85,18 @@ SETTINGS: dict[str, set[str]] = {
     "sgd": {"lr", "weight_decay", "momentum"},
     **{name: {"lr", "weight_decay"} for name in ("adam", "adamw", "lion", "soap", "muon")},
 }
-"""What each optimizer can be told."""
+"""The settings that each optimizer has."""
 OPTIMIZER_NAMES = tuple(SETTINGS)
 ALL_SETTINGS = set().union(*SETTINGS.values())
 
 WEIGHT_DECAY = {"sgd": 1e-3, "adam": 1e-3, "adamw": 1e-2, "lion": 0.1, "soap": 1e-2, "muon": 1e-2}
-"""The paper's; SOAP and Muon are not in it and have AdamW's."""
+"""The paper's weight decays. SOAP and Muon are not in the paper and have that of AdamW."""
 
 DAMPING = {"repvgg-b1g4": 5e-4}
-"""The paper's where it is not 0.005, which is the preset's."""
+"""The paper's dampings that differ from 0.005, which is that of the preset."""
 
 LR = {"sgd": 0.05, "adam": 1e-3, "adamw": 1e-3, "lion": 3e-4, "soap": 3e-3, "muon": 2e-3}
-"""Usual values: the paper tunes each and publishes none, but those of its ImageNet-100 runs below."""
+"""Usual learning rates. The paper tunes its rates and publishes only those of its ImageNet-100 runs (below)."""
 
 AUTHORS_LR: dict[str, dict[str, float]] = {
     model: dict(zip(("ingd", "kfac", "adamw", "lion", "sgd", "adam"), rates, strict=True))
@@ -107,11 +107,11 @@ AUTHORS_LR: dict[str, dict[str, float]] = {
         "rexnetr-100": (1e-3, 7e-4, 3e-3, 1e-3, 1.5e-2, 4e-4),
     }.items()
 }
-"""The learning rates of the authors' runs on ImageNet-100; those of INGD and KFAC hold for the paper's preset."""
+"""The learning rates of the authors' runs on ImageNet-100. Those of INGD and KFAC belong to the paper's preset."""
 
 
 def completed(config: Config) -> Config:
-    """The same run with every setting that applies said; what it says already stays."""
+    """Return the config with a default for every setting that applies and is not given."""
     text = models.MODELS[config.model].size is None
     defaults: dict[str, Any] = {"schedule": "cosine" if text else "step", "warmup": 0.05 if text else 0.0}
     name = config.optimizer
@@ -124,7 +124,10 @@ def completed(config: Config) -> Config:
 
 
 def _layerwise_defaults(config: Config) -> dict[str, Any]:
-    """Of INGD and KFAC: the library's, or with ``preset="paper"`` the paper's; the intervals are the paper's."""
+    """Return the defaults of INGD and KFAC.
+
+    They are the library's, or the paper's with ``preset="paper"``. The intervals of updates are always the paper's.
+    """
     preset = config.preset or "robust"
     known = (INGD if config.optimizer == "ingd" else KFAC).presets[preset]
     defaults = {name: known[name] for name in ("lr", "weight_decay", "momentum", "damping", "update_every")}
@@ -139,7 +142,7 @@ def _layerwise_defaults(config: Config) -> dict[str, Any]:
 
 # ---------------------------------------------------------------------- files
 def read_settings(path: Path) -> dict[str, Any]:
-    """What a TOML file says, by name; values are checked where they become a :class:`Config`."""
+    """Read the settings of a TOML file, by name. Their values are checked when they become a :class:`Config`."""
     try:
         return tomllib.loads(path.read_text())
     except (OSError, UnicodeDecodeError) as error:
@@ -149,7 +152,7 @@ def read_settings(path: Path) -> dict[str, Any]:
 
 
 def config_from(settings: Mapping[str, Any], base: Config | None = None) -> Config:
-    """A config with these settings, over those of ``base``."""
+    """Return a config with these settings. Other settings are those of ``base``."""
     known = [field.name for field in fields(Config)]
     for name in settings:
         check_name("setting", name, known)
@@ -157,14 +160,14 @@ def config_from(settings: Mapping[str, Any], base: Config | None = None) -> Conf
 
 
 def as_toml(config: Config) -> str:
-    """The text of a file that :func:`read_settings` takes; settings that do not apply are left out."""
+    """Return the text of a file that :func:`read_settings` reads. Settings that are None are left out."""
     said = {name: value for name, value in asdict(config).items() if value is not None}
     return "".join(f"{name} = {json.dumps(value, ensure_ascii=False)}\n" for name, value in said.items())
 
 
 # ---------------------------------------------------------------------- checks
 def check_name(what: str, name: object, known: Collection[str]) -> None:
-    """Raise for a name that is not known, with the nearest that are."""
+    """Raise an error for an unknown name. The message has the most similar known names."""
     if name in known:
         return
     near = difflib.get_close_matches(str(name).lower(), known, n=3, cutoff=0.5)
@@ -173,7 +176,7 @@ def check_name(what: str, name: object, known: Collection[str]) -> None:
 
 
 def _check_type(name: str, value: object, annotation: str) -> None:
-    """Whether a value, which may come from a file, is of a field's type; an integer is a float too."""
+    """Raise an error if a value, which may come from a file, is not of a field's type. An integer is also a float."""
     if value is None and annotation.endswith("| None"):
         return
     wanted = {"str": "text", "int": "an integer", "float": "a number", "bool": "true or false"}

@@ -1,4 +1,4 @@
-"""A run's folder: ``config.toml``, ``versions.json``, ``metrics.jsonl``, ``checkpoint.pt`` and ``curves.png``."""
+"""The folder of a run: ``config.toml``, ``versions.json``, ``metrics.jsonl``, ``checkpoint.pt`` and ``curves.png``."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import Any
 
 import torch
 
-from ..files import atomic_file, write_atomically
-from ..trials import versions
+from ..common.files import atomic_file, write_atomically
+from ..common.machine import versions
 from .config import Config, TrainingError, as_toml, completed, config_from, read_settings
 from .schedule import needs_the_end
 from .trainer import Epoch
 
 CHANGEABLE = {"data_dir", "device"}
-"""What may differ when a run goes on: where it runs."""
+"""The settings that may change when a run is resumed, perhaps on another machine."""
 
 
 class RunFolder:
-    """Where a run keeps its files; what cannot be written is a :class:`TrainingError`."""
+    """The files of a run. A file that cannot be written raises a :class:`TrainingError`."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     @property
     def exists(self) -> bool:
-        """Whether a run was begun here."""
+        """Whether the folder contains a run."""
         return self._config.exists()
 
     @property
@@ -52,27 +52,31 @@ class RunFolder:
 
     # ------------------------------------------------------------------ the run
     def check_new(self) -> None:
+        """Raise an error if the folder contains a run."""
         if self.exists:
             raise TrainingError(f"{self.path} holds a run; add --resume to go on with it, or choose another --output")
 
     def begin(self, config: Config, device: str, ranks: int = 1) -> None:
+        """Write the first files of a run."""
         threads = torch.get_num_threads()
         machine = {"platform": platform.platform(), "device": device, "threads": threads, "ranks": ranks}
         with self.writing("versions.json"):
             write_atomically(self.path / "versions.json", json.dumps({**versions(), **machine}, indent=1) + "\n")
-        self.write_config(config)  # the last: with it there is a run
+        self.write_config(config)  # the last file, because the run exists as soon as this file does
 
     def write_config(self, config: Config) -> None:
+        """Write the settings of the run."""
         with self.writing("config.toml"):
             write_atomically(self._config, as_toml(config))
 
     def config(self) -> Config:
+        """Read the settings of the run."""
         if not self.exists:
             raise TrainingError(f"{self.path} holds no run: there is no {self._config.name}; give the folder of a run")
         return completed(config_from(read_settings(self._config)))
 
     def check_same(self, wanted: Mapping[str, object]) -> None:
-        """Whether settings, all or some, go on with the run that was begun here."""
+        """Raise an error if one of these settings differs from the run in the folder and may not change."""
         begun = self.config()
         free = CHANGEABLE if needs_the_end(begun) else {*CHANGEABLE, "epochs"}
         for name, value in wanted.items():
@@ -84,13 +88,13 @@ class RunFolder:
 
     # ------------------------------------------------------------------ checkpoints
     def save(self, config: Config, state: dict[str, Any], epochs: list[Epoch]) -> None:
-        """All of it or nothing: a write that fails leaves the last checkpoint as it was."""
+        """Write a checkpoint. If that fails, the last checkpoint stays as it was."""
         content = {"config": asdict(config), "epochs": [asdict(epoch) for epoch in epochs], **state}
         with self.writing(self.checkpoint.name), atomic_file(self.checkpoint) as stream:
             torch.save(content, stream)
 
     def load(self, config: Config, device: torch.device) -> tuple[dict[str, Any], list[Epoch]] | None:
-        """The last checkpoint and the epochs until then, or None where none was saved yet."""
+        """Return the last checkpoint and the epochs until then, or None if there is no checkpoint yet."""
         if not self.checkpoint.exists():
             return None
         try:
@@ -112,7 +116,7 @@ class RunFolder:
 
     # ------------------------------------------------------------------ metrics
     def epochs(self) -> list[Epoch]:
-        """The epochs that are done; a last line that is being written does not count."""
+        """Return the finished epochs. A last line that is not complete is ignored."""
         try:
             lines = self._metrics.read_text().splitlines(keepends=True)
         except FileNotFoundError:
@@ -123,20 +127,21 @@ class RunFolder:
             raise TrainingError(f"{self._metrics} is not the metrics of a run ({error})") from None
 
     def write_epochs(self, epochs: list[Epoch]) -> None:
-        """These and no others: lines after the checkpoint that a run goes on from are dropped."""
+        """Write exactly these epochs. Epochs after the checkpoint from which a run is resumed are dropped."""
         with self.writing(self._metrics.name):
             write_atomically(self._metrics, "".join(map(_line, epochs)))
 
     def add_epoch(self, epoch: Epoch) -> None:
+        """Append an epoch to the metrics."""
         with self.writing(self._metrics.name), self._metrics.open("a") as stream:
             stream.write(_line(epoch))
 
     @contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Turns a failure to write, of a full disk say, into one line with the remedy."""
+        """Turn a failure to write, for example because the disk is full, into one line with the remedy."""
         try:
             yield
-        except (OSError, RuntimeError) as error:  # torch's writer of archives has errors of its own
+        except (OSError, RuntimeError) as error:  # torch's writer of archives raises RuntimeError
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
             raise TrainingError(
                 f"cannot write {self.path / name}: {reason}; make room or choose another --output. What was saved "
@@ -145,7 +150,7 @@ class RunFolder:
 
 
 def differences(one: Config, other: Config, free: set[str]) -> Iterator[tuple[str, object, object]]:
-    """The settings in which two configs differ, but for those that are free to."""
+    """Yield the settings in which two configs differ, except those in ``free``."""
     for name in (field.name for field in fields(Config)):
         if name not in free and getattr(one, name) != getattr(other, name):
             yield name, getattr(one, name), getattr(other, name)

@@ -1,4 +1,4 @@
-"""The optimizers that a run can name."""
+"""The optimizers that a run can use, by name."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ from .config import SETTINGS, Config, TrainingError
 
 
 def soap(model: nn.Module, lr: float, weight_decay: float = 0.0) -> Optimizer:
+    """Return SOAP with an update of its preconditioner every 10 steps."""
     from pytorch_optimizer import SOAP
 
     return SOAP(model.parameters(), lr=lr, weight_decay=weight_decay, precondition_frequency=10)
 
 
 def muon(model: nn.Module, lr: float, weight_decay: float = 0.0) -> Optimizer:
-    """Hidden weights by Muon; embeddings, the last linear layer, biases and gains by AdamW, as its authors advise.
+    """Return Muon for hidden weights, and AdamW for embeddings, the last linear layer, biases and gains.
 
-    Muon's steps are scaled to the size of AdamW's, so that one learning rate serves both.
+    Its authors recommend that. Muon's steps are scaled to the size of AdamW's, so that both have one learning rate.
     """
     from pytorch_optimizer import Muon
 
@@ -62,7 +63,7 @@ BUILDERS: dict[str, Callable[..., Optimizer]] = {
     "soap": soap,
     "muon": muon,
 }
-"""From the model and the settings of its name in ``SETTINGS``."""
+"""Functions that build an optimizer from a model and the settings that ``SETTINGS`` has for its name."""
 
 TITLES = {"ingd": "INGD", "kfac": "KFAC", "sgd": "SGD", "adam": "Adam", "adamw": "AdamW", "lion": "Lion"} | {
     "soap": "SOAP",
@@ -71,7 +72,7 @@ TITLES = {"ingd": "INGD", "kfac": "KFAC", "sgd": "SGD", "adam": "Adam", "adamw":
 
 
 def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
-    """The optimizer of a completed config for a model."""
+    """Build the optimizer of a completed config for a model."""
     name = config.optimizer
     if name in ("lion", "soap", "muon") and importlib.util.find_spec("pytorch_optimizer") is None:
         raise TrainingError(
@@ -80,5 +81,5 @@ def build_optimizer(config: Config, model: nn.Module) -> Optimizer:
     settings: dict[str, Any] = {setting: getattr(config, setting) for setting in SETTINGS[name]}
     try:
         return BUILDERS[name](model, **settings)
-    except (TypeError, ValueError) as error:  # a structure that there is not, say
+    except (TypeError, ValueError) as error:  # for example an unknown structure
         raise TrainingError(f"{TITLES[name]} cannot be built: {error}") from None

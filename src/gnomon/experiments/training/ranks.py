@@ -1,7 +1,7 @@
-"""Several processes that train one network: which one this is, what they share, and what follows when one is gone.
+"""Ranks: the processes that train one network together.
 
-``torchrun`` starts them and tells each its rank. Each takes an equal part of every batch; gradients, statistics and
-measures are means over the ranks, so they all take the steps that one process would take with the whole batch.
+``torchrun`` starts them and gives each its rank. Each takes an equal part of every batch. Gradients, statistics and
+measures are means over the ranks, so all take the same steps as one process with the whole batch.
 """
 
 from __future__ import annotations
@@ -26,27 +26,28 @@ from .config import TrainingError
 
 T = TypeVar("T")
 ENVIRONMENT = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-"""What ``torchrun`` sets for each process, with ``LOCAL_RANK``: which of those on its machine it is."""
+"""The variables that ``torchrun`` sets for each process. ``LOCAL_RANK`` is its number on its own machine."""
 
 
 class Ranks:
-    """This process among those that train together; alone where nothing is said."""
+    """The rank of this process and the number of ranks. By default there is one."""
 
     def __init__(self, rank: int = 0, size: int = 1, local_rank: int = 0, store: Any = None) -> None:
         self.rank, self.size, self.local_rank, self._store = rank, size, local_rank, store
 
     @property
     def leads(self) -> bool:
-        """Whether it is the one that writes and speaks for all."""
+        """Whether this rank writes the files and the messages."""
         return self.rank == 0
 
     @property
     def several(self) -> bool:
+        """Whether there is more than one rank."""
         return self.size > 1
 
     # ------------------------------------------------------------------ batches and the model
     def share(self, batch_size: int) -> slice:
-        """This rank's part of a batch."""
+        """Return this rank's part of a batch."""
         if batch_size % self.size:
             fits = [n for n in range(1, self.size) if batch_size % n == 0]
             raise TrainingError(
@@ -57,18 +58,21 @@ class Ranks:
         return slice(self.rank * each, (self.rank + 1) * each)
 
     def wrapped(self, model: nn.Module) -> nn.Module:
-        """The model whose backward pass takes the mean of gradients over the ranks."""
+        """Return a model whose backward pass computes the mean of the gradients over the ranks."""
         return nn.parallel.DistributedDataParallel(model) if self.several else model
 
     def share_buffers(self, model: nn.Module) -> None:
-        """The first rank's for all: running means of batch norm differ, for each rank has seen its own samples."""
+        """Copy the buffers of the first rank to all ranks.
+
+        The running means of batch norm differ between ranks, because each rank has seen other samples.
+        """
         if self.several:
             for buffer in model.buffers():
                 dist.broadcast(buffer, 0)
 
-    # ------------------------------------------------------------------ what they tell each other
+    # ------------------------------------------------------------------ messages
     def total(self, values: Tensor) -> Tensor:
-        """The sum over the ranks."""
+        """Return the sum over the ranks."""
         if not self.several:
             return values
         summed = values.clone()
@@ -76,31 +80,32 @@ class Ranks:
         return summed
 
     def mean(self, values: Tensor) -> Tensor:
+        """Return the mean over the ranks."""
         return self.total(values) / self.size if self.several else values
 
     def greatest(self, *numbers: int) -> list[int]:
-        """Each number as the greatest over the ranks, so that all decide alike on what only some have noticed."""
+        """Return the greatest value of each number over the ranks, so that all ranks make the same decision."""
         if not self.several:
             return list(numbers)
-        found = torch.tensor(numbers)  # on the processor: a device that is busy is not waited for
+        found = torch.tensor(numbers)  # on the CPU, so that a busy GPU is not waited for
         dist.all_reduce(found, dist.ReduceOp.MAX)
         return found.tolist()
 
     def from_first(self, make: Callable[[], T]) -> T:
-        """What the first rank makes, for all; tensors in it are on the processor."""
+        """Return to all ranks what the first rank makes. Tensors in it are on the CPU."""
         if not self.several:
             return make()
         box: list[Any] = [make() if self.leads else None]
         dist.broadcast_object_list(box, 0, device=torch.device("cpu"))
         return box[0]
 
-    # ------------------------------------------------------------------ the end
+    # ------------------------------------------------------------------ failures
     def is_loss_of_a_rank(self, error: BaseException) -> bool:
-        """Whether an error says that another rank is gone, or has not answered in time."""
+        """Return whether an error means that another rank has ended, or has not answered in time."""
         return self.several and is_loss_of_a_rank(error)
 
     def fails_first(self) -> bool:
-        """Whether this rank is the first to report an error; it alone shows it."""
+        """Return whether this rank is the first to report an error. Only that rank shows it."""
         if self._store is None or not _store_answers():
             return True
         try:
@@ -114,10 +119,10 @@ ALONE = Ranks()
 
 @contextmanager
 def together(timeout: float) -> Iterator[Ranks]:
-    """The ranks that ``torchrun`` has started, until all are done; an error is raised on one of them, others exit.
+    """Connect the ranks that ``torchrun`` has started. An error is raised on one rank, and the others exit.
 
     Args:
-        timeout: seconds after which a rank that waits for another gives up.
+        timeout: The seconds after which a rank that waits for another gives up.
     """
     ranks = _joined(timeout)
     try:
@@ -132,7 +137,7 @@ def together(timeout: float) -> Iterator[Ranks]:
 
 
 def check_alone(command: str) -> None:
-    """Raise where ``torchrun`` has started several processes for what is done in one."""
+    """Raise an error if ``torchrun`` has started several processes of a command that runs in one."""
     if _are_several():
         raise TrainingError(f"{command} is not for torchrun (WORLD_SIZE={os.environ['WORLD_SIZE']}); start it alone")
 
@@ -163,7 +168,10 @@ def _joined(timeout: float) -> Ranks:
 
 
 def _store_answers() -> bool:
-    """Without torchrun the store is the first rank's, and gone with it; torch would show a stack before its error."""
+    """Return whether the store of the ranks can be reached.
+
+    Without torchrun the store belongs to the first rank and ends with it. torch would then print a stack trace.
+    """
     try:
         with socket.create_connection((os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), timeout=1):
             return True
@@ -172,16 +180,16 @@ def _store_answers() -> bool:
 
 
 def reason(error: BaseException) -> str:
-    """What went wrong between ranks, in a line and without the place in the transport's source."""
+    """Return an error between ranks as one line, without the position in the source of the transport."""
     return re.sub(r"^\[[^]]*\]\s*", "", str(error).splitlines()[0]).partition(". ")[0].rstrip(".")
 
 
 # ---------------------------------------------------------------------- checkpoints
 def optimizer_state(optimizer: Optimizer) -> dict[str, Any]:
-    """All of it, for the first rank to save; every rank calls this."""
+    """Return the whole state, which the first rank saves. Every rank calls this."""
     return optimizer.state_dict()
 
 
 def load_optimizer_state(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Give a rank what it needs of a state that was saved, by however many ranks."""
+    """Load a state that any number of ranks has saved."""
     optimizer.load_state_dict(state)

@@ -1,4 +1,4 @@
-"""What a run shows while it goes on."""
+"""The display of a run's progress."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from .trainer import Epoch, Trainer
 
 
 class Silent:
-    """Shows nothing; the others say at which points of a run they are called."""
+    """A reporter that shows nothing."""
 
     def begin(self, trainer: Trainer) -> None:
-        """Before the first step."""
+        """Is called before the first step."""
 
     def step(self, trainer: Trainer) -> None:
-        """After some of the steps."""
+        """Is called after some of the steps."""
 
     def epoch(self, epoch: Epoch) -> None:
-        """After each epoch."""
+        """Is called after each epoch."""
 
     def end(self) -> None:
-        """However the run ended."""
+        """Is called at the end of the run, also after an error."""
 
 
 HEADER = "epoch      loss   train error   test loss   test error           lr       time"
 
 
 class Bar(Silent):
-    """A bar for the whole run on a terminal, and a line for each epoch anywhere."""
+    """Prints a line for each epoch. On a terminal it also shows a bar for the whole run."""
 
     def __init__(self, console: Console | None = None) -> None:
         self.console = console or Console()
@@ -100,7 +100,7 @@ class TensorBoard(Silent):
         self._writer: Any = None
 
     def begin(self, trainer: Trainer) -> None:
-        # what an earlier part of the run wrote after its last checkpoint is dropped
+        # Entries that an earlier part of the run wrote after its last checkpoint are dropped.
         self._writer = self._open(str(self._folder), purge_step=trainer.epoch + 1)
 
     def epoch(self, epoch: Epoch) -> None:
@@ -121,7 +121,7 @@ class TensorBoard(Silent):
 
 
 class Several(Silent):
-    """Tells each of its reporters."""
+    """Calls each of its reporters."""
 
     def __init__(self, *reporters: Silent) -> None:
         self.reporters = reporters

@@ -1,4 +1,4 @@
-"""A training run from its start, or from where it was stopped, to its end."""
+"""A training run, from its start or from its last checkpoint to its end."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ from .report import Silent
 from .trainer import CHECK_EVERY, DivergedError, Epoch, Trainer, load_data
 
 SAVE_EVERY = 60.0
-"""Seconds between checkpoints."""
+"""The seconds between checkpoints."""
 
 
 @dataclass
 class Outcome:
-    """How a run ended."""
+    """The result of a run."""
 
     config: Config
     trainer: Trainer
     epochs: list[Epoch] = field(default_factory=list)
     failure: str | None = None
-    """Why it could not go on, where the loss or the weights were no longer finite."""
+    """The reason why the run ended early: the loss or the weights were no longer finite."""
     signal: int | None = None
-    """What it was interrupted by."""
+    """The signal that interrupted the run."""
 
 
 class _InterruptedError(Exception):
-    """A signal has come to some rank, and the state is whole."""
+    """A rank has received a signal. It is raised between steps, when the state is consistent."""
 
     def __init__(self, number: int) -> None:
         super().__init__()
@@ -56,20 +56,20 @@ def train(
     data: sets.DataSet | None = None,
     ranks: Ranks = ALONE,
 ) -> Outcome:
-    """Train as a config says, or go on with the run in a folder.
+    """Train according to a config, or resume the run in a folder.
 
     Args:
-        config: what to train; settings that are not given are filled in (:func:`~.config.completed`).
-        folder: where the run keeps its files; None for a run in memory.
-        resume: go on from the folder's last checkpoint, if there is one; ``config`` must say the same as the run's own.
-        reporter: what shows the progress.
-        save_every: seconds between checkpoints; 0 for one after each step.
-        data: the config's data, where it is at hand.
-        ranks: the processes that train together; the first has the folder.
+        config: The settings of the run. Settings that are None get defaults (:func:`~.config.completed`).
+        folder: The folder of the run's files, or None for a run in memory.
+        resume: Whether to resume from the last checkpoint of the folder, if there is one. ``config`` must agree with
+            the run in the folder.
+        reporter: The display of the progress.
+        save_every: The seconds between checkpoints. With 0 there is a checkpoint after each step.
+        data: The data of the config, if it is loaded already.
+        ranks: The processes that train together. The first one writes the folder.
 
-    A signal to end (Ctrl-C) waits for the end of the step; a checkpoint is then saved. Bad input, a disk that is full
-    and a rank that is gone raise :class:`~.config.TrainingError` or :class:`~gnomon.experiments.data.DataError` with
-    one line.
+    A signal to end (Ctrl-C) takes effect after the step, and a checkpoint is then saved. Bad input, a full disk and a
+    lost rank raise :class:`~.config.TrainingError` or :class:`~gnomon.experiments.data.DataError` with one line.
     """
     try:
         return _trained(completed(config), folder, resume, reporter or Silent(), save_every, data, ranks)
@@ -107,7 +107,7 @@ def _trained(
 
 
 class _Run:
-    """The loop over epochs, with what is around the steps: checkpoints, metrics, reports and signals."""
+    """The loop over epochs, with checkpoints, metrics, reports and signals."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class _Run:
         self.epochs: list[Epoch] = []
 
     def begin(self, goes_on: bool) -> None:
-        """Load what was saved, if the run goes on; the first rank, which has the folder, decides and reads."""
+        """Load the last checkpoint if the run is resumed. The first rank, which has the folder, decides and reads."""
         saved = self.ranks.from_first(lambda: self._saved() if goes_on else None)
         if saved is not None:
             state, self.epochs = saved
@@ -140,6 +140,7 @@ class _Run:
         return None if self.place is None else self.place.load(self.config, device)
 
     def outcome(self) -> Outcome:
+        """Train to the end and return the result."""
         outcome = Outcome(self.config, self.trainer, self.epochs)
         self.reporter.begin(self.trainer)
         try:
@@ -180,23 +181,23 @@ class _Run:
             self.reporter.epoch(epoch)
 
     def _heed_signals(self, save: bool = False) -> bool:
-        """Whether to save, as all ranks see it; a signal to any of them interrupts all."""
+        """Return whether any rank wants to save. A signal to any rank interrupts all ranks."""
         number, save_now = self.ranks.greatest(self.signals[0] if self.signals else 0, save)
         if number:
             raise _InterruptedError(number)
         return bool(save_now)
 
     def _save(self) -> None:
-        """A checkpoint, unless the weights are not finite: the last good one stays then."""
+        """Write a checkpoint, unless the weights are not finite. In that case the last good one stays."""
         self.trainer.check_weights()
-        state = self.trainer.state()  # which ranks may have to gather
+        state = self.trainer.state()  # the ranks may have to gather it together
         if self.place is not None:
             self.place.save(self.config, state, self.epochs)
 
 
 @contextmanager
 def _noted_signals() -> Iterator[list[int]]:
-    """The signals to end that have come: they wait until the state is whole. A second one does not wait."""
+    """Give a list of the received signals to end. A second signal raises ``KeyboardInterrupt`` at once."""
     received: list[int] = []
 
     def note(number: int, frame: object) -> None:
@@ -204,7 +205,7 @@ def _noted_signals() -> Iterator[list[int]]:
             raise KeyboardInterrupt
         received.append(number)
 
-    if threading.current_thread() is not threading.main_thread():  # others cannot be told of signals
+    if threading.current_thread() is not threading.main_thread():  # other threads cannot handle signals
         yield received
         return
     before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}

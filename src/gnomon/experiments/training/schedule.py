@@ -1,4 +1,4 @@
-"""The learning rate in the course of a run."""
+"""The schedule of the learning rate."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import math
 from .config import Config
 
 EPOCHS_OF_A_STAGE = 40
-"""In the paper the rate is divided by 10 every 40 of 120 epochs."""
+"""The paper divides the rate by 10 every 40 of 120 epochs."""
 
 
 def rate(config: Config, step: int, steps_per_epoch: int) -> float:
-    """What the learning rate is multiplied by at a step of a completed config's run.
+    """Return the factor of the learning rate at a step of a completed config's run.
 
-    ``step`` divides by 10 every 40 epochs, ``thirds`` after each third of the run, which is the same in 120 epochs.
+    ``step`` divides by 10 every 40 epochs. ``thirds`` divides by 10 after each third of the run. Both are the same in a
+    run of 120 epochs.
     """
     total = config.epochs * steps_per_epoch
     warm = round((config.warmup or 0.0) * total)
@@ -29,5 +30,5 @@ def rate(config: Config, step: int, steps_per_epoch: int) -> float:
 
 
 def needs_the_end(config: Config) -> bool:
-    """Whether the rate depends on how many epochs there are."""
+    """Return whether the rate depends on the number of epochs."""
     return config.schedule in ("thirds", "cosine") or bool(config.warmup)

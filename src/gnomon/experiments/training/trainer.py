@@ -1,4 +1,4 @@
-"""A network in training: all that a step depends on, and nothing of files and screens."""
+"""The training of a network: everything that a step depends on, without files and displays."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from .ranks import ALONE, Ranks, load_optimizer_state, optimizer_state
 from .schedule import rate
 
 CHECK_EVERY = 10
-"""Steps between looks at the loss: each makes the processor wait for the device."""
+"""The steps between checks of the loss. At each check the CPU waits for the GPU."""
 
 
 class DivergedError(Exception):
@@ -34,33 +34,35 @@ class DivergedError(Exception):
 
 @dataclass(frozen=True)
 class Epoch:
-    """What was measured at the end of an epoch; a line of ``metrics.jsonl``."""
+    """The measurements at the end of an epoch. It is a line of ``metrics.jsonl``."""
 
     epoch: int
-    """How many are done."""
+    """The number of finished epochs."""
     steps: int
+    """The number of steps since the start of the run."""
     loss: float
-    """Mean over the epoch's training batches, as they were trained on; so is the training error, in %."""
+    """The mean loss of the epoch's training batches."""
     train_error: float
+    """The mean error of the epoch's training batches in %."""
     test_loss: float
     test_error: float
     lr: float
-    """At the epoch's last step."""
+    """The learning rate at the epoch's last step."""
     seconds: float
-    """Since the start of the run, of training steps with their batches alone; measuring and saving are left out."""
+    """The time of all training steps since the start of the run, with their batches, without tests and checkpoints."""
     cpu_seconds: float
-    """The same in the process's CPU time, over all its threads; of several ranks, the first one's."""
+    """The same in CPU time, over all threads of the process. If there are several ranks, it is that of the first."""
 
 
 def load_data(config: Config) -> sets.DataSet:
-    """The data of a config; what stands for its test set is a part of the training set where one is held out."""
+    """Load the data of a config. If a part of the training set is held out, it replaces the test set."""
     directory = None if config.data_dir is None else Path(config.data_dir)
     found = sets.load(config.data, directory, train_limit=config.train_limit, test_limit=config.test_limit)
     return found.held_out(config.validation) if config.validation else found
 
 
 def chosen_device(name: str, ranks: Ranks = ALONE) -> torch.device:
-    """The device of a name; each of several ranks has a GPU of its own."""
+    """Return the device of a name. Each of several ranks has its own GPU."""
     remedy = "'auto' takes what there is"
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
@@ -78,15 +80,16 @@ def chosen_device(name: str, ranks: Ranks = ALONE) -> torch.device:
 
 
 def seed_of(*parts: object) -> int:
-    """A seed from numbers and words: runs, epochs and steps get unrelated ones."""
+    """Return a seed from numbers and words, so that the seeds of runs, epochs and steps are unrelated."""
     return int.from_bytes(hashlib.blake2b(repr(parts).encode(), digest_size=8).digest(), "little") >> 1
 
 
 class Trainer:
-    """A model, its optimizer and how far they are.
+    """A model, its optimizer, and the number of steps that were taken.
 
-    Everything random in a step comes from the run's seed and the step's number, so a state that is loaded in the middle
-    of an epoch goes on exactly as the one that was saved. Several ranks have one each, and call its methods together.
+    All random numbers of a step come from the run's seed and the number of the step. So a run that is resumed in the
+    middle of an epoch gives the same results as one that was not interrupted. Each rank has a trainer, and all ranks
+    call its methods together.
     """
 
     def __init__(self, config: Config, data: sets.DataSet, ranks: Ranks = ALONE) -> None:
@@ -94,7 +97,7 @@ class Trainer:
         self.device = chosen_device(config.device, ranks)
         self.epoch = self.step = 0
         self.seconds = self.cpu_seconds = 0.0
-        self.sums = torch.zeros(2, device=self.device)  # of loss and error over the epoch's steps
+        self.sums = torch.zeros(2, device=self.device)  # the sums of loss and error over the epoch's steps
         self.batch_size = min(config.batch_size, data.train_size)
         self._share = ranks.share(self.batch_size)
         self.steps_per_epoch = data.train_size // self.batch_size
@@ -106,7 +109,7 @@ class Trainer:
         trained = ranks.wrapped(self.model)
         self.optimizer = build_optimizer(config, trained)
         self._base_rates = [float(group["lr"]) for group in self.optimizer.param_groups]
-        # built after the optimizer: a compiled model does not look for hooks later
+        # The optimizer is built first, because a compiled model ignores hooks that are added later.
         self.forward: Callable[[Tensor], Tensor] = torch.compile(trained) if config.compile else trained
 
     def _built(self) -> nn.Module:
@@ -120,7 +123,7 @@ class Trainer:
         return self.config.channels_last and self.data.kind == "images"
 
     def _check_fit(self) -> None:
-        """Whether the network takes the data, and has an output for each class."""
+        """Raise an error if the network does not accept the data, or lacks an output for each class."""
         what = f"model {self.config.model} does not fit the data {self.config.data}"
         x, y = self.data.test_batch(torch.arange(min(2, self.data.test_size)))
         shape = " x ".join(map(str, x.shape[1:]))
@@ -145,23 +148,23 @@ class Trainer:
     # ------------------------------------------------------------------ steps
     @property
     def steps(self) -> int:
-        """Taken so far, over all epochs."""
+        """The number of steps since the start of the run."""
         return self.epoch * self.steps_per_epoch + self.step
 
     @property
     def lr(self) -> float:
-        """Of the last step."""
+        """The learning rate of the last step."""
         assert self.config.lr is not None
         return self.config.lr * rate(self.config, max(self.steps - 1, 0), self.steps_per_epoch)
 
     @property
     def means(self) -> tuple[float, float]:
-        """Loss and error in % over the epoch's steps so far."""
+        """The mean loss, and the mean error in %, of the epoch's steps so far."""
         loss, error = (self.sums / max(self.step, 1)).tolist()
         return loss, error
 
     def rest_of_epoch(self) -> Iterator[None]:
-        """Take the steps that are left of the epoch, one for each item."""
+        """Take the remaining steps of the epoch. One step is taken for each item of the iterator."""
         self.model.train()
         wall, cpu = time.perf_counter(), time.process_time()
         for x, y in self._batches():
@@ -175,9 +178,9 @@ class Trainer:
             wall, cpu = time.perf_counter(), time.process_time()
 
     def _batches(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """From the present step on; each is made while the one before it is trained on.
+        """Yield the remaining batches of the epoch. Each is prepared while the batch before it is trained on.
 
-        The last samples that do not fill a batch wait for another epoch, which has another order.
+        The last samples that do not fill a batch are left out. The next epoch has another order.
         """
         seed, epoch = self.config.seed, self.epoch
         order = torch.randperm(self.data.train_size, generator=_generator(seed, epoch, "order"))
@@ -196,7 +199,7 @@ class Trainer:
 
     def _take_step(self, x: Tensor, y: Tensor) -> None:
         own = (self.ranks.rank,) if self.ranks.rank else ()
-        torch.manual_seed(seed_of(self.config.seed, self.epoch, self.step, "step", *own))  # for dropout and the like
+        torch.manual_seed(seed_of(self.config.seed, self.epoch, self.step, "step", *own))  # for example for dropout
         factor = rate(self.config, self.steps, self.steps_per_epoch)
         for group, base in zip(self.optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = base * factor
@@ -207,7 +210,7 @@ class Trainer:
         self.sums += self.ranks.mean(torch.stack([loss.detach(), error]))
 
     def _loss_and_error(self, forward: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
-        """The mean cross entropy and the share of wrong answers in %; of text, over all its positions."""
+        """Return the mean cross entropy and the share of wrong answers in %, over all positions of a text."""
         y = y.to(self.device).flatten()
         with self._autocast():
             output = forward(self._placed(x)).flatten(0, -2)
@@ -220,17 +223,18 @@ class Trainer:
 
     # ------------------------------------------------------------------ checks and measures
     def check_loss(self) -> None:
+        """Raise an error if the loss is not finite."""
         if not math.isfinite(self.means[0]):
             raise DivergedError(f"the loss is not finite at epoch {self.epoch + 1}, step {self.step}")
 
     def check_weights(self) -> None:
-        """A loss may be finite and the step from it not."""
+        """Raise an error if the weights are not finite. They may be infinite although the loss was finite."""
         self.check_loss()
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise DivergedError(f"weights are not finite at epoch {self.epoch + 1}, step {self.step}")
 
     def finish_epoch(self, between: Callable[[], object]) -> Epoch:
-        """Measure on the test set, and turn to the next epoch; ``between`` is called after each batch."""
+        """Measure on the test set, and go to the next epoch. ``between`` is called after each batch."""
         test_loss, test_error = self.measure(between)
         if not math.isfinite(test_loss):
             raise DivergedError(f"the test loss is not finite after epoch {self.epoch + 1}")
@@ -242,10 +246,10 @@ class Trainer:
         return record
 
     def measure(self, between: Callable[[], object] = lambda: None) -> tuple[float, float]:
-        """Loss and error in % over the whole test set, of which each rank takes a part."""
+        """Return the loss, and the error in %, over the whole test set. Each rank measures a part of it."""
         self.model.eval()
         self.ranks.share_buffers(self.model)
-        # ranks have parts of unequal size, or none: no forward pass may wait for the others
+        # The parts of the ranks differ in size and may be empty, so a forward pass must not wait for other ranks.
         forward = self.model if self.ranks.several else self.forward
         sums = torch.zeros(2, device=self.device)
         with torch.no_grad():
@@ -258,6 +262,7 @@ class Trainer:
 
     # ------------------------------------------------------------------ states
     def state(self) -> dict[str, Any]:
+        """Return everything from which the run can be resumed."""
         return {
             "classes": self.data.classes,
             "train size": self.data.train_size,
@@ -271,7 +276,7 @@ class Trainer:
         }
 
     def load(self, state: dict[str, Any]) -> None:
-        """Go on from a state of the same run; one that is not raises, and nothing is trained with it."""
+        """Load a state of the same run. A state of another run raises an error."""
         for what, now in (("classes", self.data.classes), ("train size", self.data.train_size)):
             if state[what] != now:
                 raise TrainingError(

@@ -17,20 +17,20 @@ from rich.table import Table
 from sqlalchemy.exc import SQLAlchemyError
 
 from .. import models
-from ..files import write_atomically
+from ..common.files import write_atomically
 from .config import ALL_SETTINGS, SETTINGS, Config, TrainingError, as_toml, check_name, completed
 from .optimizers import TITLES
 from .run import Outcome, train
 from .trainer import Epoch, load_data
 
 SPREAD = 10.0
-"""The search goes from a tenth of an optimizer's default to ten times it: two decades for every optimizer."""
+"""The search covers a tenth to ten times an optimizer's default, which are two decades for every optimizer."""
 
 VALIDATION = 0.1
-"""The share of the training set that settings are judged by, unless another is given."""
+"""The share of the training set on which settings are judged, unless another is given."""
 
 EDGE = 0.05
-"""A best setting in this outer part of its range may have a better one beyond it."""
+"""The best setting is at an end of its range if it is in this share of the range, in logarithms, at either end."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,9 @@ class Trial:
 
     config: Config
     value: float
-    """The validation error in % after the last epoch, or for text the loss; infinite where it diverged."""
+    """The validation error in % after the last epoch, or the loss for text. It is infinite if the run diverged."""
     tie: float = math.inf
-    """The validation loss: it decides between equal errors."""
+    """The validation loss. It decides between equal errors."""
 
 
 @dataclass
@@ -51,14 +51,16 @@ class Search:
     optimizer: str
     trials: list[Trial]
     ranges: dict[str, tuple[float, float]]
+    """The least and the greatest value of each setting that is searched."""
 
     @property
     def best(self) -> Trial:
+        """The trial with the lowest error."""
         return min(self.trials, key=lambda trial: (trial.value, trial.tie))
 
     @property
     def at_edge(self) -> list[str]:
-        """The settings whose best value lies at the end of its range."""
+        """The settings whose best value is at an end of their range."""
         return [name for name, (low, high) in self.ranges.items() if not self._inside(name, low, high)]
 
     def _inside(self, name: str, low: float, high: float) -> bool:
@@ -67,7 +69,7 @@ class Search:
 
 
 class InterruptedSearchError(Exception):
-    """A signal has come; what was tried is kept."""
+    """A signal has interrupted the search. Finished trials are kept."""
 
     def __init__(self, signal: int) -> None:
         super().__init__(signal)
@@ -75,14 +77,17 @@ class InterruptedSearchError(Exception):
 
 
 def for_optimizer(config: Config, name: str) -> Config:
-    """The same task for another optimizer: settings that it does not have are left out."""
+    """Return the same task for another optimizer, without the settings that it lacks."""
     check_name("optimizer", name, SETTINGS)
     foreign: dict[str, Any] = dict.fromkeys(ALL_SETTINGS - SETTINGS[name])
     return replace(config, optimizer=name, **foreign)
 
 
 def ranges(config: Config) -> dict[str, tuple[float, float]]:
-    """What is searched and where: the learning rate, and for INGD and KFAC the damping unless it is given."""
+    """Return the ranges of the settings that are searched.
+
+    They are the learning rate, and the damping of INGD and KFAC unless it is given.
+    """
     full = completed(config)
     searched = [name for name in ("lr", "damping") if name == "lr" or config.damping is None]
     middles = {name: value for name in searched if (value := getattr(full, name))}
@@ -98,9 +103,9 @@ def tune(
 ) -> list[Search]:
     """Try ``budget`` settings of each optimizer, all with the config's epochs, data and seed.
 
-    The first setting is the default; the others cover the ranges evenly, by Sobol's sequence. Trials are kept in the
-    folder, so a search that was interrupted goes on, and a greater budget adds to it. The best config of each optimizer
-    is written to ``best-OPTIMIZER.toml``.
+    The first setting is the default. The others cover the ranges evenly, by Sobol's sequence. Trials are stored in the
+    folder, so that an interrupted search can be resumed, and a greater budget adds trials. The best config of each
+    optimizer is written to ``best-OPTIMIZER.toml``.
     """
     if budget < 1:
         raise TrainingError(f"budget must be at least 1, got {budget}")
@@ -130,7 +135,7 @@ def _search(
     space: dict[str, BaseDistribution] = {
         name: FloatDistribution(*ends, log=True) for name, ends in ranges(config).items()
     }
-    for left in study.get_trials(states=(TrialState.RUNNING,)):  # by a process that was killed
+    for left in study.get_trials(states=(TrialState.RUNNING,)):  # trials of a process that was killed
         study.tell(left.number, state=TrialState.FAIL)
         study.enqueue_trial(left.params)
     while (done := len(study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,)))) < budget:
@@ -157,7 +162,7 @@ def _tried(config: Config, run: Callable[[Config], Outcome]) -> tuple[Trial, int
 
 
 def judged(config: Config, last: Epoch | None) -> Trial:
-    """A setting by the last epoch of its run; None where that diverged."""
+    """Judge a setting by the last epoch of its run. The epoch is None if the run diverged."""
     if last is None:
         return Trial(config, math.inf)
     text = models.MODELS[config.model].size is None
@@ -165,9 +170,10 @@ def judged(config: Config, last: Epoch | None) -> Trial:
 
 
 def rate_grid(config: Config, count: int) -> list[Config]:
-    """So many learning rates of an optimizer, all else as it is.
+    """Return ``count`` configs that differ only in the learning rate.
 
-    They divide the range evenly by their ratios, from end to end, with the default in the middle; one is the default.
+    The rates have equal ratios and cover the range from end to end, with the default in the middle. A single rate is
+    the default.
     """
     low, high = ranges(config)["lr"]
     shares = [i / (count - 1) for i in range(count)] if count > 1 else [0.5]
@@ -175,13 +181,13 @@ def rate_grid(config: Config, count: int) -> list[Config]:
 
 
 def _with(config: Config, found: dict[str, float]) -> Config:
-    """Three digits of a setting are enough, and are what a person writes."""
+    """Return the config with the found settings, rounded to three digits."""
     rounded: dict[str, Any] = {name: float(f"{value:.3g}") for name, value in found.items()}
     return completed(replace(config, **rounded))
 
 
 def _study(config: Config, folder: Path) -> optuna.Study:
-    """The record of an optimizer's trials in the folder, begun with its default."""
+    """Open the stored trials of an optimizer in the folder. The first trial is its default."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     folder.mkdir(parents=True, exist_ok=True)
     with warnings.catch_warnings():
@@ -209,19 +215,21 @@ def _first_change(before: str, config: Config) -> str:
 
 
 def _write_best(search: Search, folder: Path) -> None:
-    """For ``gnomon train --config``, which trains on all of the training set and measures on the test set."""
+    """Write the best config. With it ``gnomon train`` uses the whole training set and measures on the test set."""
     best = replace(search.best.config, validation=0.0)
     write_atomically(best_file(folder, search.optimizer), as_toml(best))
 
 
-# ---------------------------------------------------------------------- for people
+# ---------------------------------------------------------------------- output
 def trial_line(trial: Trial) -> str:
+    """Return a trial as a line of text."""
     config = trial.config
     damping = "" if config.damping is None else f"  damping {config.damping:<8g}"
     return f"{config.optimizer:<6} lr {config.lr:<8g}{damping}  {_value_text(trial)}"
 
 
 def search_table(searches: list[Search]) -> Table:
+    """Return a table with the best trial of each optimizer."""
     table = Table("Optimizer", box=box.SIMPLE)
     for title in ("Trials", "Diverged", "Best lr", "Damping", "Validation"):
         table.add_column(title, justify="right")
@@ -241,4 +249,5 @@ def _value_text(trial: Trial) -> str:
 
 
 def best_file(folder: Path, optimizer: str) -> Path:
+    """Return the file of an optimizer's best config."""
     return folder / f"best-{optimizer}.toml"

@@ -1,0 +1,45 @@
+"""``gnomon compare``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from .endings import one_line_errors, stop
+
+
+def compare(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
+    output: Annotated[Path, typer.Option(metavar="PNG", help="File for the curves.")] = Path("compare.png"),
+    last: Annotated[int, typer.Option(min=1, help="Epochs at the end of a run that its result is the mean of.")] = 10,
+    clock: Annotated[
+        Literal["wall", "cpu"], typer.Option(help="Which time the curves are drawn against; both without evaluation.")
+    ] = "wall",
+) -> None:
+    """Draw runs together, against epochs and against time, and print the table of the paper.
+
+    Results are means over the last epochs of a run. Runs that differ in the seed alone are one line of the table.
+
+    It has their mean and its 95% interval (Student's t); the picture has their mean and their range.
+
+    For images the measure is the test error in %, for text the test loss.
+    """
+    from rich.console import Console
+
+    with one_line_errors():
+        from ..training.compare import draw, paper_table, read_runs, run_table
+
+        groups = read_runs(runs)
+        console = Console()
+        console.print(paper_table(groups, last))
+        console.print(run_table(groups))
+        try:
+            draw(groups, output, clock)
+        except OSError as error:
+            stop(f"Error: cannot write --output {output}: {error.strerror or error}; choose another file")
+        shorter = " (all of a run that has fewer)" if any(g.epochs < last for g in groups) else ""
+        note = f"Means over the last {last} epochs{shorter}"
+        note += ", ± half the 95% interval over seeds" if any(len(g.runs) > 1 for g in groups) else ""
+        console.print(f"{note}. Curves: {output}", soft_wrap=True, highlight=False)

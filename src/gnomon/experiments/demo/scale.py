@@ -1,0 +1,22 @@
+"""The sizes of the demonstration, and the types that its parts share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+Step = Callable[[str], None]
+"""Is called with a description before each piece of work."""
+
+Cells = tuple[list[str], list[list[str]]]
+"""The header and the rows of a table."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """The sizes of both experiments."""
+
+    epochs: int = 10
+    seeds: int = 5
+    k: int = 400
+    iterations: int = 200

@@ -1,0 +1,1 @@
+"""The paper's figures: ``gnomon reproduce metric-nearness | log-det | gmm | rosenbrock``."""

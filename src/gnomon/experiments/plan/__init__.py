@@ -1,0 +1,1 @@
+"""The memory, messages and time of INGD on many ranks, computed from shapes: ``gnomon plan``."""
