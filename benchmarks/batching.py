@@ -20,13 +20,14 @@ import report
 import torch
 from torch import nn
 
-from gnomon.optim import INGD, forms
+from gnomon.optim import INGD
+from gnomon.optim.kronecker.layers import base
 
 torch.set_num_threads(1)
 
 LAYERS, SIZE, ROWS = 32, 32, 64
 ROUNDS = 30
-STACKED = forms.SMALL
+STACKED = base.SMALL
 
 
 def setting() -> tuple[nn.Module, INGD]:
@@ -39,7 +40,7 @@ def seconds(model: nn.Module, optimizer: INGD, limit: int) -> float:
     """Of one step, with layers up to ``limit`` entries as one batch."""
     optimizer.zero_grad()
     model(torch.randn(ROWS, SIZE)).square().mean().backward()
-    forms.SMALL = limit
+    base.SMALL = limit
     start = time.process_time()
     optimizer.step()
     return time.process_time() - start

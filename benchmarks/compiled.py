@@ -18,16 +18,19 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import report
 import torch
 from torch import Tensor, nn
 
+from gnomon import linalg
 from gnomon.experiments.bench.models import MODELS
-from gnomon.groups import base
-from gnomon.optim import INGD, moves, rules, square
-from gnomon.optim.compiling import compiled
+from gnomon.optim import INGD
+from gnomon.optim.kronecker import gram_factor, update_rules
+from gnomon.optim.kronecker.compiling import compiled
+from gnomon.optim.kronecker.layers.base import FactoredLayer, Move
 
 torch.set_num_threads(1)
 
@@ -35,37 +38,36 @@ Forms = tuple[Callable[[], None], Callable[[], None]]
 """As it is, and compiled."""
 
 WARM_UP = 20  # steps, each with an update; so has the next one
-PROBES = {k: base.probe(k, torch.float32, torch.device("cpu")) for k in (785, 513, 512, 10)}
+PROBES = {k: linalg.probe(k, torch.float32, torch.device("cpu")) for k in (785, 513, 512, 10)}
 
 
 def make_traceable() -> None:
     """Stand-ins for what breaks graphs of dense updates: a tensor that is kept, writing into parts of a matrix."""
-    plain = vars(square)["mirror"]
-    vars(square)["mirror"] = lambda m: m.tril() + m.tril(-1).mT if torch.compiler.is_compiling() else plain(m)
-    vars(square)["probe"] = lambda k, *_: PROBES[k]
+    plain = vars(gram_factor)["mirror"]
+    vars(gram_factor)["mirror"] = lambda m: m.tril() + m.tril(-1).mT if torch.compiler.is_compiling() else plain(m)
+    vars(gram_factor)["probe"] = lambda k, *_: PROBES[k]
 
 
-def update(optimizer: INGD, tracked: moves.Tracked) -> Forms:
+def update(optimizer: INGD, layer: FactoredLayer) -> Forms:
     """As it is, and by ``compile=True``; for dense factors that would not be heeded."""
     ok, group = torch.ones((), dtype=torch.bool), optimizer.param_groups[0]
 
     def run(compiles: bool) -> None:
-        vars(optimizer)["_compiles_updates"] = lambda factors: compiles
-        optimizer._update([tracked], group, ok)
+        vars(optimizer._factors)["_compiles"] = lambda pair: compiles
+        optimizer._preconditioner.update([Move(layer, group, {})], optimizer._collector, ok)
 
     return functools.partial(run, False), functools.partial(run, True)
 
 
-def step(optimizer: INGD, tracked: moves.Tracked) -> Forms:
+def step(optimizer: INGD, layer: FactoredLayer) -> Forms:
     """The direction, which is never compiled, and the move along it."""
-    group, ok, params = optimizer.param_groups[0], torch.ones((), dtype=torch.bool), tracked.layer.parameters
-    largest = moves.Peaks(
-        rules.peaks([p.grad for p in params if p.grad is not None]), {p: i for i, p in enumerate(params)}
-    )
+    group, ok, params = optimizer.param_groups[0], torch.ones((), dtype=torch.bool), layer.layer.parameters
+    peaks = linalg.peaks([p.grad for p in params if p.grad is not None])
+    largest = update_rules.Peaks(peaks, {p: i for i, p in enumerate(params)})
 
     def run(compiles: bool) -> None:
-        vars(optimizer)["_compile"] = compiles
-        optimizer._move([moves.Move(tracked, group, dict.fromkeys(params, group))], largest, ok)
+        optimizer._config = replace(optimizer._config, compile=compiles)
+        optimizer._move_layers([Move(layer, group, dict.fromkeys(params, group))], largest, ok)
 
     return functools.partial(run, False), functools.partial(run, True)
 
@@ -103,12 +105,12 @@ def measure(
         loss(network).backward()
         if number < WARM_UP:
             optimizer.step()
-    tracked = [*optimizer._tracked.values()][index]
+    layer = [*optimizer._layers.values()][index]
     samples: dict[str, list[float]] = {"eager": [], "compiled": []}
     torch._dynamo.reset()
     compiled.cache_clear()
     with torch.no_grad():
-        eager, by_torch = build(optimizer, tracked)
+        eager, by_torch = build(optimizer, layer)
         start = time.perf_counter()
         by_torch()
         compilation = time.perf_counter() - start
@@ -117,7 +119,7 @@ def measure(
             samples["eager"].append(seconds(eager, repeat))
             samples["compiled"].append(seconds(by_torch, repeat))
     quartiles = {form: statistics.quantiles(values, n=4) for form, values in samples.items()}
-    what = {"what": build.__name__, "structure": structure, "sizes": (tracked.layer.p, tracked.layer.d)}
+    what = {"what": build.__name__, "structure": structure, "sizes": (layer.layer.p, layer.layer.d)}
     ratio = quartiles["compiled"][1] / quartiles["eager"][1]
     return {**what, "quartiles": quartiles, "ratio": ratio, "compilation": compilation}
 

@@ -34,12 +34,13 @@ from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
 from gnomon.optim import INGD
+from gnomon.optim.kronecker.config import preset_arguments
 
 torch.set_num_threads(1)
 
 STORE = Path(__file__).with_name("training.json")
 FIGURES = Path(__file__).parent.parent / "docs" / "figures"
-DEFAULT = INGD.presets["robust"]["lr"]
+DEFAULT = preset_arguments(INGD)["lr"]
 CURVE = 20  # points of a curve
 CHOSEN = (
     "One seed. INGD's defaults (learning rate, momentum, damping, weight decay, how often factors are updated) were "

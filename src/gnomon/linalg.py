@@ -182,7 +182,7 @@ SMALL_SIZE = 64
 
 
 def spectral_norm(matrices: Tensor) -> Tensor:
-    """``||M||_2`` by ``||(M^T M)^4||_F^(1/8)``: an upper bound, within ``k^(1/16)`` for k columns, which must be few."""
+    """``||M||_2`` by ``||(M^T M)^4||_F^(1/8)``: an upper bound, within ``k^(1/16)``, for matrices of few columns k."""
     peak = matrices.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrices.dtype).tiny)
     power = matrices / peak
     for _ in range(3):

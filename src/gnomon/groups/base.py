@@ -356,7 +356,8 @@ class Group(ABC):
 
 
 def taylor_exponential(group: Group, n: Element) -> Element:
-    """``Exp(N)`` by scaling and squaring of the Taylor polynomial of degree 15: products alone, so within the structure.
+    """``Exp(N)`` by scaling and squaring of the Taylor polynomial of degree 15: products alone, so within the
+    structure.
 
     The polynomial is evaluated in powers of ``N^4`` (Paterson and Stockmeyer), with six products. (The dense
     ``torch.linalg.matrix_exp`` loses four digits at norms about 0.03.)

@@ -30,8 +30,6 @@ def all_finite(*tensors: Tensor) -> bool:
     return total is None or math.isfinite(total.item()) or all(bool(t.isfinite().all()) for t in tensors)
 
 
-
-
 def point_of(parameter: Tensor) -> Point | None:
     """The point whose coordinates ``parameter`` is, or None for an ordinary parameter."""
     reference = _owners.get(parameter)

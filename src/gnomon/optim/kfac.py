@@ -48,10 +48,9 @@ class KFAC(KroneckerOptimizer):
     parameters. Factors are dense, and diagonal for embeddings and above ``max_dim``.
 
     Args:
-        model: the model; all its trainable parameters are trained.
-        lr: learning rate.
-        decay: the weight of the past in the averages.
-        shared: all other arguments of :class:`~gnomon.optim.INGD`, with the same meaning and defaults, except those that
+        model: the model; all its trainable parameters are trained. lr: learning rate. decay: the weight of the past in
+        the averages. shared: all other arguments of :class:`~gnomon.optim.INGD`, with the same meaning and defaults,
+        except those that
             say how its factors move and are stored.
     """
 

@@ -1,4 +1,4 @@
-"""Every private name of torch that the optimizers use. A test fails by name where a version of torch has changed one."""
+"""Every private name of torch that the optimizers use. A test fails by name if a version of torch changes one."""
 
 from __future__ import annotations
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ...optim import INGD
+from ...optim.kronecker.config import preset_arguments
 from ..common.layer_sizes import RowMeter, Sizes
 from .models import Model
 
@@ -48,7 +49,7 @@ def multiplications(layer: Sizes, order: int, interval: int) -> float:
 
 def limit(model: Model, settings: dict[str, Any], rate: float) -> float:
     """Return the least seconds of INGD's work in a step, at ``rate`` floating-point operations per second."""
-    preset = INGD.presets[settings.get("preset", "robust")]
+    preset = preset_arguments(INGD, settings.get("preset", "robust"))
     approx: str = settings.get("approx") or preset["approx"]
     layers = layer_sizes(model, approx, preset["subsample"])
     work = sum(multiplications(layer, preset["order"], settings["update_every"]) for layer in layers)

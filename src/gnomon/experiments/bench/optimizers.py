@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 
 from ...optim import INGD, KFAC
-from ...optim.structures import NAMES
+from ...optim.kronecker.structures import NAMES
 from ..training.optimizers import muon, soap
 from .models import Model
 

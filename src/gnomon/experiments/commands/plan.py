@@ -86,7 +86,7 @@ def plan(
     with one_line_errors():
         import torch
 
-        from ...optim.sharing import MODES
+        from ...optim.distributed.strategies import MODES
         from ..plan.forecast import check_model, forecasts
         from ..plan.rates import rates
         from ..plan.report import explanation

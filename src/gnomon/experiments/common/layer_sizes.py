@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ...optim.capture import Capture
-from ...optim.layers import Approximation, ModuleLayer, Thinning
-from ...optim.matrices import Matrix, find_matrices
+from ...optim.kronecker.curvature import Capture
+from ...optim.kronecker.layers import Approximation, Layer, Matrix, Thinning, find_matrices
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class RowMeter:
         """The number of rows of the statistics of each weight."""
         self._approx, self._subsample, self._ranks = approx, subsample, ranks
         matrices: list[Matrix] = find_matrices(network)
-        self._views: dict[nn.Module, ModuleLayer] = {v.module: v for matrix in matrices for v in matrix.views}
+        self._views: dict[nn.Module, Layer] = {v.module: v for matrix in matrices for v in matrix.views}
         self._capture = Capture(network, list(self._views), self._wants, self._note)
 
     def _wants(self, module: nn.Module, x: Tensor) -> bool:
@@ -55,4 +54,4 @@ class RowMeter:
         thin = view.thinning(x, g, approximation, self._ranks) if self._subsample else Thinning()
         rows = view.rows(x[:: thin.samples], g[:: thin.samples], approximation, thin.positions)[1].shape[1]
         self.rows[view.weight] += rows
-        self.sizes.append(Sizes(view.p, view.d, rows, samples if single else None, view.blocks, view.one_hot))
+        self.sizes.append(Sizes(view.p, view.d, rows, samples if single else None, view.blocks, view.takes_indices))

@@ -10,8 +10,8 @@ from torch import nn
 
 from ...optim import INGD, Plan
 from ...optim import plan as plan_of
-from ...optim.plan import statistics_work
-from ...optim.sharing import Mode
+from ...optim.distributed.plan import statistics_work
+from ...optim.distributed.strategies import Mode
 from ..training.config import TrainingError, check_name
 from .models import PLANNED, Passes, PlannedModel, passes
 from .rates import Rates
@@ -65,7 +65,7 @@ def forecasts(
     gradients = sum(p.numel() * p.element_size() for p in network.parameters())
     for count in ranks:
         passed = passes(model, network, batch or model.batch, count)
-        work = sum(statistics_work(t, passed.rows[w]) for w, t in optimizer._tracked.items() if w in passed.rows)
+        work = sum(statistics_work(t, passed.rows[w]) for w, t in optimizer._layers.items() if w in passed.rows)
         for shard in shards:
             plan = plan_of(optimizer, count, shard)
             found.append(Forecast(plan, _times(plan, passed, work, gradients, rates, update_every)))

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ...optim import INGD
+from ...optim.kronecker.config import preset_arguments
 from ..common.layer_sizes import RowMeter
 from ..models import LARGE, MODELS, ModelSpec
 from ..models.gpt import GPT
@@ -61,7 +62,7 @@ def passes(model: PlannedModel, network: nn.Module, batch: int, ranks: int) -> P
 
     A backward pass counts as two forward passes, because torch counts too many operations for grouped convolutions.
     """
-    preset = INGD.presets["robust"]
+    preset = preset_arguments(INGD)
     meter = RowMeter(network, preset["approx"], preset["subsample"], ranks)
     with FlopCounterMode(display=False) as counter:  # on the meta device, where nothing is computed
         output = network(model.samples(network, batch))

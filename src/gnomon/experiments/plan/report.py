@@ -7,7 +7,7 @@ from typing import Literal
 
 from rich.table import Table
 
-from ...optim.summary import scaled
+from ...optim.kronecker.summary import scaled
 from ..common.tables import markdown_table, titled_table
 from .forecast import Forecast
 from .models import PLANNED

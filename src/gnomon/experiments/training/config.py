@@ -17,6 +17,7 @@ else:
     import tomli as tomllib
 
 from ...optim import INGD, KFAC
+from ...optim.kronecker.config import preset_arguments
 from .. import models
 
 PRESETS = ("robust", "paper")
@@ -129,7 +130,7 @@ def _layerwise_defaults(config: Config) -> dict[str, Any]:
     They are the library's, or the paper's with ``preset="paper"``. The intervals of updates are always the paper's.
     """
     preset = config.preset or "robust"
-    known = (INGD if config.optimizer == "ingd" else KFAC).presets[preset]
+    known = preset_arguments(INGD if config.optimizer == "ingd" else KFAC, preset)
     defaults = {name: known[name] for name in ("lr", "weight_decay", "momentum", "damping", "update_every")}
     defaults |= {"preset": preset, "update_every": models.MODELS[config.model].update_every or known["update_every"]}
     if preset == "paper":

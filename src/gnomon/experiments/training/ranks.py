@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.optim import Optimizer
 
-from ...optim.ranks import is_loss_of_a_rank
+from ...optim.distributed.process_group import is_loss_of_a_rank
 from .config import TrainingError
 
 T = TypeVar("T")

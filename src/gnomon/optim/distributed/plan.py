@@ -205,7 +205,10 @@ def _layer_plan(optimizer: INGD, layer: FactoredLayer, shard: Mode, owner: int |
     told, kept, moved = 0, stored, momentum
     if owner is not None:
         shared = WAYS[shard].shared_keys(layer, rule)
-        state = {key: torch.empty(shape, dtype=rule.dtypes(layer)[key], device="meta") for key, shape in rule.shapes(layer).items()}
+        state = {
+            key: torch.empty(shape, dtype=rule.dtypes(layer)[key], device="meta")
+            for key, shape in rule.shapes(layer).items()
+        }
         told = sum(_bytes(rule.sent(layer, key, state[key])) for key in shared)
         kept = sum(_bytes(state[key]) for key in [*shared, *["forms"] * bool(shared)])
         kept += products if shard == "update" else 0

@@ -1,4 +1,4 @@
-"""The settings of optimizers with a preconditioner for each layer: small configs that validate themselves, and presets."""
+"""Settings of optimizers with a preconditioner for each layer: small configs that validate themselves, and presets."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ PRESETS = ("robust", "paper")
 
 
 def resolves_preset(paper: Settings, shared: Collection[str] = ()) -> Callable[[Init], Init]:
-    """Let ``preset="paper"`` replace the defaults in the signature of an ``__init__``, for arguments that are not given.
+    """Let ``preset="paper"`` replace the defaults in the signature of an ``__init__``, for arguments that are not
+    given.
 
-    ``shared`` are the names that the signature takes as ``**shared``. ``kl_clip`` without ``step_rms`` turns ``step_rms``
-    off, because they are two ways to choose the length of a step.
-    """
+    ``shared`` are the names that the signature takes as ``**shared``. ``kl_clip`` without ``step_rms`` turns
+    ``step_rms`` off, because they are two ways to choose the length of a step. """
 
     def decorate(init: Init) -> Init:
         signature = inspect.signature(init)
@@ -37,7 +37,9 @@ def resolves_preset(paper: Settings, shared: Collection[str] = ()) -> Callable[[
             bound = signature.bind(*args, **kwargs).arguments
             given = {**bound, **bound.get("shared", {})}
             if unknown := given.keys() - known:
-                raise TypeError(f"there is no argument {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}")
+                raise TypeError(
+                    f"there is no argument {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}"
+                )
             preset = given.get("preset", "robust")
             check_choice("preset", preset, PRESETS)
             changed = {name: value for name, value in paper.items() if name in known} if preset == "paper" else {}
@@ -45,9 +47,21 @@ def resolves_preset(paper: Settings, shared: Collection[str] = ()) -> Callable[[
                 changed["step_rms"] = None
             init(*args, **kwargs, **{name: value for name, value in changed.items() if name not in given})
 
+        resolved.paper = paper  # type: ignore[attr-defined]
         return resolved  # type: ignore[return-value]
 
     return decorate
+
+
+def preset_arguments(optimizer: type, preset: str = "robust") -> Settings:
+    """The defaults of an optimizer's arguments with a preset."""
+    check_choice("preset", preset, PRESETS)
+    init: Any = vars(optimizer)["__init__"]
+    defaults = {
+        name: p.default for name, p in inspect.signature(optimizer).parameters.items() if p.default is not p.empty
+    }
+    paper = {name: value for name, value in init.paper.items() if name in defaults}
+    return {**defaults, **(paper if preset == "paper" else {})}
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:

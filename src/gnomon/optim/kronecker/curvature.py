@@ -1,9 +1,8 @@
 """What a batch says about layers: hooks collect the inputs and output gradients of modules as statistics and rows.
 
 Rows are kept beside statistics where they are few: ``C C^T G K K^T = (g C C^T)^T (x K K^T)`` where ``G = g^T x``. That
-holds as long as the gradient of a weight is what its layer's batch gave and nothing else. It does not hold where the loss
-has a penalty on weights, or where somebody changed the gradient, so each step verifies it.
-"""
+holds as long as the gradient of a weight is what its layer's batch gave and nothing else. It does not hold where the
+loss has a penalty on weights, or where somebody changed the gradient, so each step verifies it. """
 
 from __future__ import annotations
 
@@ -56,10 +55,7 @@ class Record:
 
 
 class Collector:
-    """Watches the modules of layers and collects statistics for those whose factors the coming step updates.
-
-    Hooks hold the collector weakly: they go with it, and a copy of the model has none.
-    """
+    """Watches the modules of layers and collects statistics for those whose factors the coming step updates."""
 
     strategy: Alone
     """Who computes what; the optimizer sets it."""
@@ -79,63 +75,34 @@ class Collector:
         self._records: dict[int, Record] = {}
         self._layers: list[FactoredLayer] = []
         self._views: dict[nn.Module, tuple[FactoredLayer, Layer]] = {}
-        self._handles: list[Any] = []
-        self._forward_pass, self._ended_backward = 0, False
+        self._capture: Capture | None = None
         self._shortcut = Shortcut()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_handles": [], "found_wrapper": None, "strategy": None}
+        return {**vars(self), "_capture": None, "found_wrapper": None, "strategy": None}
 
     # ------------------------------------------------------------------ hooks
     def watch(self, model: nn.Module, layers: Collection[FactoredLayer]) -> None:
-        """Set hooks on the modules of all layers, in place of those that are there."""
-        self._remove_hooks()
+        """Watch the modules of all layers, in place of those that are watched now."""
+        if self._capture is not None:
+            self._capture.close()
         self._model, self._layers = model, list(layers)
         self._views = {view.module: (layer, view) for layer in layers for view in layer.views}
         for layer in layers:
             self._records.setdefault(layer.index, Record())
-        if self.is_closed or not self._views:
-            return
-        self._handles += [m.register_forward_hook(_ForwardHook(self), with_kwargs=True) for m in self._views]
-        self._handles.append(model.register_forward_pre_hook(_PassHook(self)))
-        weakref.finalize(self, _remove, self._handles)
+        watches = bool(self._views) and not self.is_closed
+        self._capture = Capture(model, list(self._views), self._wants, self._receive) if watches else None
 
     def close(self) -> None:
         """Remove the hooks for good."""
         self.is_closed = True
-        self._remove_hooks()
-
-    def _remove_hooks(self) -> None:
-        _remove(self._handles)
-        self._handles = []
+        if self._capture is not None:
+            self._capture.close()
+            self._capture = None
 
     @property
     def is_watching(self) -> bool:
-        return bool(self._handles)
-
-    def begin_forward_pass(self) -> None:
-        self._forward_pass += 1
-        self._ended_backward = False
-
-    def forward(self, module: nn.Module, x: Tensor, output: Any) -> None:
-        """Ask for the gradient of a module's output, if there will be one and it is of use."""
-        if self._ended_backward:  # the model's parts are called without the model itself: this is a new pass
-            self.begin_forward_pass()
-        if not (torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad):
-            return
-        if not self._wants(module, x):
-            return
-        x, number, me = x.detach(), self._forward_pass, weakref.ref(self)
-
-        def backward(gradient: Tensor) -> None:
-            collector = me()
-            if collector is not None:
-                collector._ended_backward = True
-                with torch.no_grad():
-                    collector._receive(module, x, gradient.detach(), number)
-
-        # Registered on the output as it is now: an activation that works in place later does not disturb it.
-        output.register_hook(backward)
+        return self._capture is not None
 
     def _wants(self, module: nn.Module, x: Tensor) -> bool:
         """Whether a module's rows are of use in the coming step."""
@@ -274,9 +241,8 @@ class Shortcut:
     def may_serve(self, layer: FactoredLayer, view: Layer, x: Tensor) -> bool:
         """Whether a batch has so few rows that to precondition them is cheaper, in the gradient's own type.
 
-        From n rows it takes ``n (cost_K + cost_C + p d)`` multiplications instead of ``d cost_K + p cost_C``. A gradient
-        in half precision has too few digits to show whether it is the product of its rows.
-        """
+        From n rows it takes ``n (cost_K + cost_C + p d)`` multiplications instead of ``d cost_K + p cost_C``. A
+        gradient in half precision has too few digits to show whether it is the product of its rows. """
         dtype = view.weight.dtype
         if not (view.rows_give_gradient and self._is_right and x.dtype == dtype) or dtype in HALF:
             return False
@@ -344,19 +310,71 @@ def _is_product(layer: FactoredLayer, rows: tuple[Tensor, Tensor]) -> Tensor:
 
 
 # ---------------------------------------------------------------------- hooks
+Filter = Callable[[nn.Module, Tensor], bool]
+"""A method that says whether a backward pass through a module with this input is of use."""
+Receiver = Callable[[nn.Module, Tensor, Tensor, int], None]
+"""A method that takes a module, its input, the gradient of its output, and the number of the forward pass."""
+
+
+class Capture:
+    """Watches modules: each backward pass through one reaches ``receive``, if ``wants`` asked for it.
+
+    The hooks hold this object weakly: they go with it, and a copy of the model has none. The two methods are held
+    weakly too, because their owner owns this object. """
+
+    def __init__(self, model: nn.Module, modules: list[nn.Module], wants: Filter, receive: Receiver) -> None:
+        self.passes = 0
+        self._wants, self._receive = weakref.WeakMethod(wants), weakref.WeakMethod(receive)
+        self._ended_backward = False
+        self._handles: list[Any] = [module.register_forward_hook(_Hook(self), with_kwargs=True) for module in modules]
+        self._handles.append(model.register_forward_pre_hook(_PassHook(self)))
+        weakref.finalize(self, _remove, self._handles)
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        _remove(self._handles)
+
+    def begin(self) -> None:
+        """A forward pass of the model begins."""
+        self.passes += 1
+        self._ended_backward = False
+
+    def forward(self, module: nn.Module, x: Tensor, output: Any) -> None:
+        """Ask for the gradient of a module's output, if there will be one and it is of use."""
+        if self._ended_backward:  # the model's parts are called without the model itself: this is a new pass
+            self.begin()
+        if not (torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad):
+            return
+        wants = self._wants()
+        if wants is None or not wants(module, x):
+            return
+        x, number, me = x.detach(), self.passes, weakref.ref(self)
+
+        def backward(gradient: Tensor) -> None:
+            capture = me()
+            receive = None if capture is None else capture._receive()
+            if capture is not None and receive is not None:
+                capture._ended_backward = True
+                with torch.no_grad():
+                    receive(module, x, gradient.detach(), number)
+
+        # Registered on the output as it is now: an activation that works in place later does not disturb it.
+        output.register_hook(backward)
+
+
 def _remove(handles: list[Any]) -> None:
     for handle in handles:
         handle.remove()
     handles.clear()
 
 
-class _ForwardHook:
-    """A hook that holds the collector weakly; copies and pickles of it do nothing."""
+class _Hook:
+    """A hook that holds a capture weakly; copies and pickles of it do nothing."""
 
-    def __init__(self, collector: Collector | None = None) -> None:
-        self._collector = weakref.ref(collector) if collector is not None else None
+    def __init__(self, capture: Capture | None = None) -> None:
+        self._capture = weakref.ref(capture) if capture is not None else None
 
-    def __reduce__(self) -> tuple[type[_ForwardHook], tuple[()]]:
+    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
         return type(self), ()
 
     def __call__(self, *arguments: Any) -> None:
@@ -366,15 +384,15 @@ class _ForwardHook:
             self.run(*arguments)
 
     def run(self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
-        collector = self._collector() if self._collector is not None else None
-        if collector is not None:
-            collector.forward(module, inputs[0] if inputs else keywords["input"], output)
+        capture = self._capture() if self._capture is not None else None
+        if capture is not None:
+            capture.forward(module, inputs[0] if inputs else keywords["input"], output)
 
 
-class _PassHook(_ForwardHook):
+class _PassHook(_Hook):
     """Counts forward passes of the model, so that a layer used twice in one pass is told from two batches."""
 
     def run(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:  # type: ignore[override]
-        collector = self._collector() if self._collector is not None else None
-        if collector is not None:
-            collector.begin_forward_pass()
+        capture = self._capture() if self._capture is not None else None
+        if capture is not None:
+            capture.begin()

@@ -104,9 +104,7 @@ class DenseFactor:
     def mean_square(self, a: Element) -> Tensor:
         return torch.linalg.vector_norm(a[0], dim=(-2, -1)).square() / self.size
 
-    def tangent(
-        self, a: Element, h: Projection, weight: Tensor, damping: Tensor, limit: float, rate: float
-    ) -> Element:
+    def tangent(self, a: Element, h: Projection, weight: Tensor, damping: Tensor, limit: float, rate: float) -> Element:
         if h.half is not None:
             damped = (a[0] * align(damping, a[0])).addcmul_(h.half[0], align(weight, a[0]))
             m = symmetric_product(a[0].mT, damped)

@@ -31,21 +31,40 @@ class FactorForm(MomentForm, Protocol):
     An element is a tuple of tensors with the blocks of a layer, or of several, along their first dimension.
     """
 
-    form: str
-    """The name of the form in a saved state."""
-    has_root: bool
-    """Whether A itself is stored; otherwise only ``A A^T`` is."""
-    has_momentum: bool
-    has_scale: bool
-    """Whether multiples of A are of the same structure."""
-    storage_shape: tuple[int, ...]
-    momentum_shape: tuple[int, ...]
-    covector_shapes: tuple[tuple[int, ...], ...]
-    """The shapes of what :meth:`project_rows` gives, for each block."""
-    row_cost: int
-    """About how many multiplications ``A A^T x`` takes."""
-    square_size: int
-    """How many numbers :meth:`square` takes beside A; 0 where it is A itself."""
+    @property
+    def form(self) -> str:
+        """The name of the form in a saved state."""
+
+    @property
+    def has_root(self) -> bool:
+        """Whether A itself is stored; otherwise only ``A A^T`` is."""
+
+    @property
+    def has_momentum(self) -> bool: ...
+
+    @property
+    def has_scale(self) -> bool:
+        """Whether multiples of A are of the same structure."""
+
+    @property
+    def storage_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def momentum_shape(self) -> tuple[int, ...]: ...
+
+    @property
+    def covector_shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of what :meth:`project_rows` gives, for each block."""
+
+    @property
+    def row_cost(self) -> int:
+        """About how many multiplications ``A A^T x`` takes."""
+
+    @property
+    def square_size(self) -> int:
+        """How many numbers :meth:`square` takes beside A; 0 where it is A itself."""
+
+    def __hash__(self) -> int: ...
 
     # storage
     def identity(self, blocks: int, dtype: torch.dtype, device: torch.device | str) -> Tensor: ...
@@ -69,9 +88,7 @@ class FactorForm(MomentForm, Protocol):
     def mean_square(self, a: Element) -> Tensor:
         """``tr(A^T A) / k``."""
 
-    def tangent(
-        self, a: Element, h: Projection, weight: Tensor, damping: Tensor, limit: float, rate: float
-    ) -> Element:
+    def tangent(self, a: Element, h: Projection, weight: Tensor, damping: Tensor, limit: float, rate: float) -> Element:
         """``rate/2 P(weight H + damping A^T A - I)``, scaled back where its spectral norm is above ``limit``.
 
         P keeps diagonals and symmetric blocks and doubles couplings. The sum is scaled as a whole: a bound on the

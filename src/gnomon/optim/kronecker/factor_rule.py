@@ -17,12 +17,17 @@ from .statistics import Factors, Statistics
 class FactorRule(Protocol):
     """How factors are stored, follow the curvature and are applied. A new rule is one class with these methods."""
 
-    name: str
-    """The name of the method in summaries."""
-    relative: bool
-    """Whether curvature is relative to its mean, so that a gradient matrix may stand in for statistics."""
-    shared_keys: tuple[str, ...]
-    """The parts of the state that ranks need which apply factors without updating them."""
+    @property
+    def name(self) -> str:
+        """The name of the method in summaries."""
+
+    @property
+    def relative(self) -> bool:
+        """Whether curvature is relative to its mean, so that a gradient matrix may stand in for statistics."""
+
+    @property
+    def shared_keys(self) -> tuple[str, ...]:
+        """The parts of the state that ranks need which apply factors without updating them."""
 
     def pair(self, groups: tuple[Group, Group], dtype: torch.dtype, settings: Settings) -> FactorPair:
         """The forms of a layer's factors; settings may be functions of the step."""

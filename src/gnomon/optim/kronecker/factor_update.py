@@ -1,15 +1,14 @@
 """The update of a layer's Kronecker factors from the curvature of a batch (Fig. matDL_opt).
 
-With ``H_K = K^T mu_AA K`` and ``H_C = C^T mu_GG C`` for the second moments of a layer's p inputs and d output gradients,
-:func:`update` computes::
+With ``H_K = K^T mu_AA K`` and ``H_C = C^T mu_GG C`` for the second moments of a layer's p inputs and d output
+gradients, :func:`update` computes::
 
     m_K <- a1 m_K + b1/(2d) ( tr(H_C) H_K + damping tr(C^T C) K^T K - d I )        K <- K Exp(-m_K)
     m_C <- a1 m_C + b1/(2p) ( tr(H_K) H_C + damping tr(K^T K) C^T C - p I )        C <- C Exp(-m_C)
 
-That function is pure. :class:`InverseFreeFactors` applies it to the factors in the optimizer's state. A factor has one of
-three forms with the same methods (:class:`~.factor_forms.FactorForm`). :mod:`.reference` has the same for dense factors in
-fifty lines.
-"""
+That function is pure. :class:`InverseFreeFactors` applies it to the factors in the optimizer's state. A factor has one
+of three forms with the same methods (:class:`~.factor_forms.FactorForm`). :mod:`.reference` has the same for dense
+factors in fifty lines. """
 
 from __future__ import annotations
 
@@ -233,7 +232,7 @@ class InverseFreeFactors:
 
     def __init__(self, config: FactorConfig) -> None:
         self.config, self.relative, self._low_memory = config, config.relative, config.memory == "low"
-        self.shared_keys = ("K", "C", "level") if config.relative else ("K", "C")
+        self.shared_keys: tuple[str, ...] = ("K", "C", "level") if config.relative else ("K", "C")
         self._products: dict[tuple[int, Side], Element] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -256,7 +255,9 @@ class InverseFreeFactors:
         computed = promoted(dtype, torch.float32)
         used = (computed, config.dtype or computed)
         bounded = config.relative and config.order == 2 and config.max_factor_step <= 1 and not callable(damping)
-        plain = bounded and config.convention == "inside" and not has_momentum and not any(kind in HALF for kind in used)
+        plain = (
+            bounded and config.convention == "inside" and not has_momentum and not any(kind in HALF for kind in used)
+        )
         if plain and is_safe(group.k, damping, max(torch.finfo(kind).eps for kind in used)):
             return GramFactor(group.k, packed=config.memory == "low")
         return DenseFactor(group.k, has_momentum)
@@ -390,8 +391,8 @@ class InverseFreeFactors:
         known = [self._products.get(key) for key in keys]
         if any(product is None or (product[0].dtype, product[0].device) != place for product in known):
             square = form.square(form.unpack(stack.get(side).to(dtype)))
-            known = [*zip(*(parted(block, len(stack)) for block in square), strict=True)]
-            self._products |= dict(zip(keys, known, strict=True))
+            parts = zip(*(parted(block, len(stack)) for block in square), strict=True)
+            self._products |= dict(zip(keys, parts, strict=True))
         if len(stack) == 1:
             return self._products[keys[0]]
         return tuple(torch.cat(blocks) for blocks in zip(*(self._products[key] for key in keys), strict=True))

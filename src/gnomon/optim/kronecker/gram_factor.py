@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -26,8 +27,8 @@ from .statistics import MatrixMoment, Moment, RowMoment
 
 SECOND_ORDER = 1.4
 """The coefficient of ``(b H)^2`` in a move: ``1 - 2 h + 1.4 h^2`` is at least 0.28 for every h, and within 0.03 of
-``exp(-2 h)`` for h up to 0.6, about where the bound on it lies. The coefficient of the exponential, 2, would let P hardly
-shrink there."""
+``exp(-2 h)`` for h up to 0.6, about where the bound on it lies. The coefficient of the exponential, 2, would let P
+hardly shrink there."""
 
 
 def is_safe(k: int, damping: float, eps: float) -> bool:
@@ -64,7 +65,7 @@ class GramFactor:
 
     keeps_matrix = has_scale = True
     has_root = has_momentum = False
-    momentum_shape = ()
+    momentum_shape: ClassVar[tuple[int, ...]] = ()
     square_size = 0
 
     def __str__(self) -> str:
@@ -145,9 +146,7 @@ class GramFactor:
     def mean_square(self, a: Element) -> Tensor:
         return a[0].diagonal(dim1=-2, dim2=-1).sum(-1) / self.size
 
-    def tangent(
-        self, a: Element, h: Projection, weight: Tensor, damping: Tensor, limit: float, rate: float
-    ) -> Element:
+    def tangent(self, a: Element, h: Projection, weight: Tensor, damping: Tensor, limit: float, rate: float) -> Element:
         """``2 b`` and ``2 b damping``, and what the first move takes from P: a matrix, or Y and B of ``Y^T B``.
 
         Where the spectral norm of ``b H`` is above ``limit``, b is as much smaller.
@@ -201,9 +200,8 @@ def _rates(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """b, the weight and the damping as factors for matrices, from the largest eigenvalue of ``S P``.
 
-    Beside the limit, ``2 b (damping p - 1)`` is bounded for the largest eigenvalue p of P: at 1 the second move would be
-    singular. A half leaves room for an eigenvalue that is estimated from below.
-    """
+    Beside the limit, ``2 b (damping p - 1)`` is bounded for the largest eigenvalue p of P: at 1 the second move would
+    be singular. A half leaves room for an eigenvalue that is estimated from below. """
     excess = (damping * largest_eigenvalue(a[0]) - 1).clamp(min=0)
     b = torch.minimum(limit / (weight * largest), 0.25 / excess).clamp(max=rate / 2)
     return align(b, a[0]), align(weight.expand_as(b), a[0]), align(damping.expand_as(b), a[0])

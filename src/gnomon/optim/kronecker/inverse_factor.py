@@ -31,8 +31,7 @@ class InverseFactors:
     """
 
     name = "KFAC"
-    shared_keys = ("A_inverse", "S_inverse")
-    cached_tensors: list[Tensor] = []  # noqa: RUF012
+    shared_keys: tuple[str, ...] = ("A_inverse", "S_inverse")
 
     def __init__(self, relative: bool) -> None:
         self.relative = relative
@@ -43,7 +42,8 @@ class InverseFactors:
 
     # ------------------------------------------------------------------ state
     def shapes(self, layer: FactoredLayer) -> dict[str, tuple[int, ...]]:
-        blocks, found = (layer.layer.blocks,), {}
+        blocks: tuple[int, ...] = (layer.layer.blocks,)
+        found: dict[str, tuple[int, ...]] = {}
         for name, side in SIDES:
             shape = blocks + layer.form(side).storage_shape
             found |= {name: shape, f"{name}_inverse": shape, f"{name}_updates": blocks}
@@ -167,6 +167,10 @@ class InverseFactors:
 
     def product_bytes(self, layer: FactoredLayer, uses: int) -> int:
         return 0
+
+    @property
+    def cached_tensors(self) -> list[Tensor]:
+        return []
 
 
 def _mean_diagonal(matrix: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from numbers import Real
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from ..torch_internals import own_attributes
 from .config import CurvatureConfig, StepConfig
 from .curvature import Collector
 from .factor_rule import DirectionRule, FactorRule
-from .layers.base import FactoredLayer, Move, Settings, alike
+from .layers.base import FactoredLayer, Move, Settings, States, alike
 from .layers.registry import LayerRegistry
 from .preconditioner import Preconditioner
 from .sampling import Likelihood, sampled_loss
@@ -148,7 +148,7 @@ class KroneckerOptimizer(Optimizer):
         super().__init__(self._registry.all_groups(asked), {**settings, "role": "layer"})
         self._registry.check_patterns()
         # The collaborators hold the state itself, which is the same object for the life of the optimizer.
-        self._preconditioner = Preconditioner(rule, self.state, low_memory, direction)
+        self._preconditioner = Preconditioner(rule, self._states, low_memory, direction)
         self._collector = Collector(curvature, self._preconditioner)
         self._is_built = True
         self._use_strategy(sharing(model, None))
@@ -200,6 +200,10 @@ class KroneckerOptimizer(Optimizer):
         self._strategy.arrange(layers, self._cost)
         for layer in layers:
             self._drop_what_others_store(layer)
+
+    @property
+    def _states(self) -> States:
+        return cast(States, self.state)  # torch types its keys as tensors
 
     @property
     def _layers(self) -> dict[nn.Parameter, FactoredLayer]:
@@ -277,7 +281,7 @@ class KroneckerOptimizer(Optimizer):
         ok = self._move_layers(moving, largest, ok)
         if not self._config.precondition_only:
             others = [p for p in parameters if group_of[p]["role"] == "fallback"]
-            fall_back(self._config.fallback, others, group_of, self.state, strategy, ok)
+            fall_back(self._config.fallback, others, group_of, self._states, strategy, ok)
         self._count("skipped_steps", ~ok)
         for group in self.param_groups:
             group["step"] += 1
@@ -293,7 +297,7 @@ class KroneckerOptimizer(Optimizer):
     def _move_layers(self, moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
         """Move all layers, or replace their gradients; gives whether that could be done."""
         strategy, config = self._strategy, self._config
-        steps = LayerSteps(self.state, strategy, self._precondition, config.precondition_only, config.compile)
+        steps = LayerSteps(self._states, strategy, self._precondition, config.precondition_only, config.compile)
         scaled = [move for move in moving if move.group["step_rms"] is not None]
         for same in alike(scaled, lambda m: (id(m.group), m.layer.weight.dtype, m.layer.weight.device)):
             for few in strategy.portions(same):

@@ -159,9 +159,7 @@ class Preconditioner:
         return may and not collector.was_reached(layer)
 
     # ------------------------------------------------------------------ directions
-    def directions(
-        self, moving: Sequence[Move], collector: StatisticsSource
-    ) -> tuple[list[list[Move]], list[Tensor]]:
+    def directions(self, moving: Sequence[Move], collector: StatisticsSource) -> tuple[list[list[Move]], list[Tensor]]:
         """The layers whose directions this rank computes, in stacks, and the directions of each stack.
 
         Directions are valid until the next step.

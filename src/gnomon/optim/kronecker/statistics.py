@@ -1,9 +1,8 @@
 """Second moments of the rows of a batch, in the form that is cheapest to store and to sum.
 
-The moments of a layer's inputs x and output gradients g are ``x^T x`` and ``g^T g``, sums over the rows. Rows are stored
-in a unit of their own, a power of two near their largest entry, so that no square and no product of squares overflows or
-vanishes, whatever the scale of the inputs and of the loss.
-"""
+The moments of a layer's inputs x and output gradients g are ``x^T x`` and ``g^T g``, sums over the rows. Rows are
+stored in a unit of their own, a power of two near their largest entry, so that no square and no product of squares
+overflows or vanishes, whatever the scale of the inputs and of the loss. """
 
 from __future__ import annotations
 
@@ -22,15 +21,20 @@ from ...linalg import align, power_of_two, symmetric_product
 class MomentForm(Protocol):
     """What a factor says about the moments that it is updated from."""
 
-    size: int
-    keeps_matrix: bool
-    """Whether a moment of many rows is stored as the k x k matrix; otherwise it is projected when the rows come."""
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def keeps_matrix(self) -> bool:
+        """Whether a moment of many rows is stored as the k x k matrix; otherwise it is projected when the rows come."""
 
     def project_rows(self, a: Element | None, rows: Tensor) -> Element:
         """``<E_j, A^T x^T x A>`` for every generator of the structure; A is I where it is None."""
 
 
 # ---------------------------------------------------------------------- moments
+
+
 class Moment(ABC):
     """A sum of squares ``x^T x`` over rows, for each block of a layer."""
 
@@ -73,7 +77,7 @@ class RowMoment(Moment):
         return (self.rows,)
 
     def of(self, tensors: Sequence[Tensor], unit: Tensor) -> RowMoment:
-        return RowMoment(*tensors, unit)
+        return RowMoment(tensors[0], unit)
 
     def in_unit(self, unit: Tensor) -> RowMoment:
         return RowMoment(self.rows * align(self.unit / unit, self.rows), unit)
@@ -95,7 +99,7 @@ class MatrixMoment(Moment):
         return (self.matrix,)
 
     def of(self, tensors: Sequence[Tensor], unit: Tensor) -> MatrixMoment:
-        return MatrixMoment(*tensors, unit)
+        return MatrixMoment(tensors[0], unit)
 
 
 @dataclass(frozen=True)
@@ -143,9 +147,8 @@ def moment(form: MomentForm, a: Element | None, rows: Tensor) -> Moment:
 def _cheapest_moment(form: MomentForm, a: Element | None, rows: Tensor, unit: Tensor) -> Moment:
     """Few rows stay as they are.
 
-    ``A^T (x^T x + damping I) A`` takes ``2 n k^2 + k^3`` multiplications from rows, as ``(x A)^T (x A) + damping A^T A``,
-    and ``n k^2 + 2 k^3`` from their matrix. The results agree to rounding.
-    """
+    ``A^T (x^T x + damping I) A`` takes ``2 n k^2 + k^3`` multiplications from rows, as ``(x A)^T (x A) + damping A^T
+    A``, and ``n k^2 + 2 k^3`` from their matrix. The results agree to rounding. """
     if form.keeps_matrix and rows.shape[-2] <= form.size:
         return RowMoment(rows, unit)
     return summed_moment(form, a, rows, unit)

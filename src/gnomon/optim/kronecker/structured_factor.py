@@ -109,9 +109,7 @@ class StructuredFactor:
     def mean_square(self, a: Element) -> Tensor:
         return self.group.squared_norm(a) / self.size
 
-    def tangent(
-        self, a: Element, h: Projection, weight: Tensor, damping: Tensor, limit: float, rate: float
-    ) -> Element:
+    def tangent(self, a: Element, h: Projection, weight: Tensor, damping: Tensor, limit: float, rate: float) -> Element:
         group = self.group
         if h.half is not None:
             scaled = [block * align(damping, block) for block in group.dual(a)]

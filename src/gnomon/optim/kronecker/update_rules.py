@@ -1,9 +1,8 @@
 """How weights move along a direction: pure functions over lists of tensors, and the steps of layers made of them.
 
-Every rule can be told on the device to do nothing. Gates are a tensor with 1 or 0 for each parameter. Where a gate is 0,
-all that a rule writes stays as it is, without a branch on the host: directions are zeros there, and the weights of what
-is added and of what is forgotten become 0 and 1.
-"""
+Every rule can be told on the device to do nothing. Gates are a tensor with 1 or 0 for each parameter. Where a gate is
+0, all that a rule writes stays as it is, without a branch on the host: directions are zeros there, and the weights of
+what is added and of what is forgotten become 0 and 1. """
 
 from __future__ import annotations
 
@@ -327,7 +326,10 @@ class LayerSteps:
 
     # ------------------------------------------------------------------ as long as directions are
     def naturally(self, moving: list[Move], levels: Callable[[list[Move]], Tensor | None], ok: Tensor) -> Tensor:
-        """``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, for all layers or none; gives whether it was done."""
+        """``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, for all layers or none.
+
+        Gives whether the layers have moved.
+        """
         strategy = self._strategy
         stacks, found = self._precondition(moving)
         mine = [move for stack in stacks for move in stack]

@@ -1,7 +1,7 @@
 """What a layer is: a weight with its bias as a batch of matrices, and the rows that a batch of data gives for it.
 
-A layer is a batch of linear maps ``y = W x`` with ``W`` of shape ``(blocks, d, p)``: the weight, with the bias as a last
-column where there is one. The input of its module and the gradient of its output give rows ``x`` and ``g`` with
+A layer is a batch of linear maps ``y = W x`` with ``W`` of shape ``(blocks, d, p)``: the weight, with the bias as a
+last column where there is one. The input of its module and the gradient of its output give rows ``x`` and ``g`` with
 
     dl/dW = sum_n g_n x_n^T
 
@@ -36,8 +36,8 @@ SMALL = 2**16
 """Layers with at most so many entries are handled together where they are alike: their products take less time than the
 calls that start them. The results agree to rounding."""
 LATTICE_ROWS = 0.4
-"""The least number of rows that a lattice of positions may leave, over the size of the larger factor. A factor remembers
-about ten updates, so that it sees four times as many rows as it is large."""
+"""The least number of rows that a lattice of positions may leave, over the size of the larger factor. A factor
+remembers about ten updates, so that it sees four times as many rows as it is large."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ class FactoredLayer:
     def weight(self) -> nn.Parameter:
         return self.layer.weight
 
-    def form(self, side: Side) -> FactorForm:
+    def form(self, side: str) -> FactorForm:
         """The form of the factor K or C."""
         return self.pair.left if side == "K" else self.pair.right
 
@@ -267,7 +267,7 @@ class Stack:
     def __len__(self) -> int:
         return len(self.layers)
 
-    def form(self, side: Side) -> FactorForm:
+    def form(self, side: str) -> FactorForm:
         """The form of the factor K or C."""
         return self.pair.left if side == "K" else self.pair.right
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
 from .base import Approximation, Layer
@@ -12,7 +14,7 @@ class EmbeddingLayer(Layer):
 
     takes_indices = True
 
-    def __init__(self, module: nn.Embedding, bias: nn.Parameter | None, average: bool = False) -> None:
+    def __init__(self, module: Any, bias: nn.Parameter | None, average: bool = False) -> None:
         super().__init__(module.weight, None, module)
         self.p, self.d = module.weight.shape
 

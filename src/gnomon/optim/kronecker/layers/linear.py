@@ -15,7 +15,7 @@ class LinearLayer(Layer):
 
     rows_give_gradient = True
 
-    def __init__(self, module: nn.Linear, bias: nn.Parameter | None, average: bool = False) -> None:
+    def __init__(self, module: Any, bias: nn.Parameter | None, average: bool = False) -> None:
         super().__init__(module.weight, bias, module)
         self.d, self.p = module.weight.shape
         self.p += self.bias is not None
