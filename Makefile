@@ -48,7 +48,7 @@ test: lint ## the linters, then the test suite
 	$(BIN)/pytest --numprocesses 2
 
 test-vision: $(VISION_READY) ## the tests of the networks from timm, in an environment of their own
-	$(VISION)/bin/pytest tests/test_vision.py
+	$(VISION)/bin/pytest tests/experiments/models/test_vision.py
 
 bench: $(READY) ## beside other libraries, written to benchmarks/RESULTS.md; more than an hour
 	$(BIN)/python benchmarks/spd.py --write

@@ -5,15 +5,15 @@ import re
 import subprocess
 import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
 
 from gnomon.optim import INGD
+from support.repository import ROOT
 
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
+EXAMPLES = ROOT / "examples"
 TORCHRUN = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 

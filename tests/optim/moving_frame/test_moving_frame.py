@@ -8,7 +8,6 @@ import warnings
 
 import pytest
 import torch
-from conftest import STRUCTURES
 from torch import optim
 
 import gnomon
@@ -16,6 +15,7 @@ from gnomon import groups as g
 from gnomon import riemannian
 from gnomon.problems import LogDet, MetricNearness, random_spd
 from gnomon.testing import random_element
+from support.structures import STRUCTURES
 
 
 def generator(seed=0):

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from conftest import SMALL_GROUPS
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gnomon import groups as g
 from gnomon.testing import check_group, check_storage, random_algebra, random_element
+from support.structures import SMALL_GROUPS
 
 
 @pytest.mark.parametrize("group", SMALL_GROUPS, ids=repr)

@@ -5,7 +5,6 @@ import re
 
 import pytest
 import torch
-from teaching import teacher, train
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -15,6 +14,7 @@ from gnomon.optim.ingd import published_precond_lr
 from gnomon.optim.rounding import rounded
 from gnomon.optim.square import Square
 from gnomon.optim.structures import NAMES
+from support.teaching import teacher, train
 
 HALF = [torch.bfloat16, torch.float16]
 

@@ -1,11 +1,9 @@
 """Plans for several ranks: what they say is what ranks store, compute and send."""
 
 import functools
-from pathlib import Path
 
 import pytest
 import torch
-from ranks import on_ranks
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.flop_counter import FlopCounterMode
@@ -18,6 +16,8 @@ from gnomon.experiments.plan import forecasts
 from gnomon.experiments.plan_rates import Rates
 from gnomon.optim import INGD, KFAC, plan
 from gnomon.optim.plan import statistics_work
+from support.ranks import on_ranks
+from support.repository import ROOT
 
 MODES = ("none", "update", "full")
 EVERY = {"update_every": 3, "growing_intervals": False}
@@ -287,7 +287,7 @@ def test_the_table_fits_a_terminal(columns):
 # ---------------------------------------------------------------------- the page
 @pytest.mark.parametrize("rates", [RATES, ("--flops", 0.08, "--bandwidth", 0.5)])
 def test_the_tables_of_the_page_are_what_the_command_gives(rates):
-    page = (Path(__file__).parents[1] / "docs" / "distributed.md").read_text()
+    page = (ROOT / "docs" / "distributed.md").read_text()
     for name in ("resnet-50", "vit-b", "gpt-1.3b"):
         ranks = [part for count in (8, 64, 512) for part in ("--ranks", count)]
         printed = command("--model", name, *ranks, *rates, "--markdown").output

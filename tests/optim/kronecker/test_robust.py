@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from teaching import teacher, train
 from torch import nn
 
 from gnomon import groups
 from gnomon.optim import INGD
+from support.teaching import teacher, train
 
 
 def regression(inputs=1.0, scale=1.0, steps=150, normalized=True, **settings):

@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import pytest
 import torch
-from conftest import SMALL_GROUPS
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -22,6 +21,7 @@ from gnomon.optim.moves import rms_of
 from gnomon.optim.shortcut import VERDICT, Shortcut
 from gnomon.optim.structures import NAMES
 from gnomon.testing import random_algebra, random_element
+from support.structures import SMALL_GROUPS
 
 F64 = torch.float64
 

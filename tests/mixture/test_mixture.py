@@ -23,8 +23,8 @@ import gnomon
 from gnomon import groups as g
 from gnomon.mixture import GaussianMixture, _Objective
 from gnomon.testing import random_element
+from support.repository import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 MAGIC = Path(os.environ.get("GNOMON_DATA", "")) / "magic04.csv"
 needs_magic = pytest.mark.skipif(not MAGIC.is_file(), reason="set GNOMON_DATA to a folder with magic04.csv")
 

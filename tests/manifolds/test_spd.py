@@ -5,13 +5,13 @@ import io
 
 import pytest
 import torch
-from conftest import STRUCTURES
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnomon
 from gnomon import groups as g
 from gnomon.manifolds import point_of
 from gnomon.testing import random_element
+from support.structures import STRUCTURES
 
 FORMS = ("outer", "inner", "inverse")
 

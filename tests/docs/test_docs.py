@@ -1,11 +1,11 @@
 """The examples of the README and the documentation run as they stand."""
 
 import re
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from support.repository import ROOT
+
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = [
     pytest.param(block, id=f"{page.name}-{number}")

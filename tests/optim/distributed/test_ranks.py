@@ -8,7 +8,6 @@ import time
 
 import pytest
 import torch
-from ranks import on_ranks
 from torch import nn
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -19,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from gnomon.optim import INGD, KFAC, exchange, stepping
 from gnomon.optim.assignment import Assignment
+from support.ranks import on_ranks
 
 STEPS = 8
 
