@@ -6,7 +6,23 @@ import pytest
 import torch
 from torch import nn
 
+from gnomon.optim import INGD
 from support.runs import OPTIMIZERS
+
+
+def test_steps_do_not_leave_anything_behind():
+    """State and memory are the same in each interval."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 7), nn.LayerNorm(7), nn.Tanh(), nn.Linear(7, 2))
+    optimizer = INGD(model, growing_intervals=False)
+    sizes = []
+    for step in range(200):
+        optimizer.zero_grad()
+        model(torch.randn(8, 5)).square().mean().backward()
+        optimizer.step()
+        if step in (20, 199):
+            sizes.append(optimizer.memory_usage())
+    assert sizes[0] == sizes[1]
 
 
 def live_tensors():

@@ -12,6 +12,18 @@ from support.matrices import F64
 from support.runs import same_run, trained, wide, wide_batches
 
 
+@pytest.mark.parametrize(("structure", "limit"), [("dense", 8.5), ("triangular", 5.0), ("diagonal", 1.1)])
+def test_memory_of_the_state(structure, limit):
+    """On the perceptron 784-512-512-10, with the momentum and the cached products."""
+    model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
+    optimizer = INGD(model, structure=structure, growing_intervals=False)
+    model(torch.randn(128, 784)).square().mean().backward()
+    optimizer.step()
+    parameters = sum(p.numel() * p.element_size() for p in model.parameters())
+    assert optimizer.memory_usage() <= limit * parameters
+    assert optimizer.summary().bytes == pytest.approx(optimizer.memory_usage(), rel=0.01)
+
+
 @pytest.mark.parametrize("settings", [{}, {"precond_momentum": 0.5}], ids=["no-momentum", "momentum"])
 def test_low_memory(settings):
     """On the perceptron 784-512-512-10: at most five times the parameters, and the summary says so."""
@@ -66,9 +78,3 @@ def test_momentum_that_is_set_by_hand_later():
     with pytest.raises(RuntimeError, match="precond_momentum was 0 when the optimizer was built"):
         optimizer.step()
     assert all(torch.equal(p, old) for p, old in zip(model.parameters(), before, strict=True))
-
-
-@pytest.mark.parametrize("memory", ["tiny", None, 0])
-def test_a_wrong_value_of_memory(memory):
-    with pytest.raises(ValueError, match=f"memory must be 'default' or 'low', got {memory!r}"):
-        INGD(nn.Linear(2, 2), memory=memory)

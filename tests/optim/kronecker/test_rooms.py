@@ -11,8 +11,6 @@ from support.matrices import F64
 from support.runs import OPTIMIZERS, convolutions, same_run, trained, wide
 
 MIXED = {f"{left}-{right}": (left, right) for left, right in (("dense", "block"), ("block", "dense"))}
-
-
 ROOMS = {**OPTIMIZERS, **{name: functools.partial(INGD, structure=sides) for name, sides in MIXED.items()}}
 
 

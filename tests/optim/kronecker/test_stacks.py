@@ -26,8 +26,6 @@ STACKED = {
     "gradient": functools.partial(INGD, curvature="gradient"),
     "no-momentum": functools.partial(INGD, precond_momentum=0.0),
 }
-
-
 MODELS = {
     "linear": (linear_layers, (9, 6)),
     "few-rows": (linear_layers, (3, 6)),
