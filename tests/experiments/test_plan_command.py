@@ -10,8 +10,6 @@ from gnomon.experiments.plan_rates import Rates
 from support.repository import ROOT
 
 MODES = ("none", "update", "full")
-
-
 RATES = ("--flops", 100, "--bandwidth", 25)
 
 

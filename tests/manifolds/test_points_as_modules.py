@@ -76,14 +76,30 @@ def test_autocast_leaves_the_geometry_alone():
             assert not torch.allclose(point.matrix(), tau)
 
 
+@torch.no_grad()
+def slope(point, direction, h=1e-5):
+    """The derivative of the sum of a point's entries, by differences."""
+    ends = []
+    for t in (h, -h):
+        moved = copy.deepcopy(point)
+        moved.eta.add_(direction, alpha=t)
+        ends.append(moved.matrix().sum())
+    return (ends[0] - ends[1]) / (2 * h)
+
+
 def test_inference_mode():
-    with torch.inference_mode():
-        point = gnomon.SPD(g.Triangular(3))
-        copy.deepcopy(point).matrix()
-    trained = gnomon.SPD(g.Triangular(3))
-    with torch.no_grad():
-        trained.eta.add_(0.1)
-    trained.matrix().sum().backward()
+    """A point made in it has its value; what was stored then serves a point that is trained later."""
+    for group in (g.Triangular(17), g.Toeplitz(17)):  # of sizes whose index tables no other test has asked for
+        with torch.inference_mode():
+            point = gnomon.SPD(group, init=2.0, dtype=torch.float64)
+            copied = copy.deepcopy(point).matrix()
+        torch.testing.assert_close(copied.clone(), 2 * torch.eye(17, dtype=torch.float64))
+        trained = gnomon.SPD(group, init=2.0, dtype=torch.float64)
+        with torch.no_grad():
+            trained.eta.add_(0.01)
+        trained.matrix().sum().backward()
+        direction = torch.randn_like(trained.eta)
+        torch.testing.assert_close((trained.eta.grad * direction).sum(), slope(trained, direction))
 
 
 def test_points_are_freed():

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gnomon.optim import INGD
-from support.perceptron import batches, perceptron, train
+from support.perceptron import batches, close, perceptron, train
 
 
 @pytest.mark.parametrize("target", [torch.float64, torch.bfloat16])
@@ -22,8 +22,14 @@ def test_another_type_after_construction_and_later(target):
 
 @pytest.mark.parametrize("precond_dtype", [None, torch.bfloat16])
 def test_another_type_between_updates(precond_dtype):
-    model = perceptron()
-    optimizer = INGD(model, precond_dtype=precond_dtype, growing_intervals=False)
-    train(model, optimizer, batches(2))
+    """The factors of the last update go on, in the new type: the steps are those of a model that keeps its own."""
+    data = batches(4)
+    model, twin = perceptron(), perceptron()
+    optimizer, other = (INGD(m, precond_dtype=precond_dtype, growing_intervals=False) for m in (model, twin))
+    train(twin, other, data)
+    train(model, optimizer, data[:2])
     model.double()
-    train(model, optimizer, batches(2, torch.float64))
+    train(model, optimizer, [x.double() for x in data[2:]])
+    assert all(p.dtype == torch.float64 for p in model.parameters())
+    close(model.float(), twin)
+    assert optimizer.skipped_steps == optimizer.skipped_updates == 0

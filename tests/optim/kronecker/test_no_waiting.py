@@ -8,6 +8,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnomon.optim import INGD, KFAC
+from gnomon.optim.shortcut import VERDICT
 from gnomon.optim.structures import NAMES
 from support.matrices import F64
 from support.runs import wide
@@ -80,7 +81,9 @@ def test_no_step_waits(name, samples):
 def test_the_look_into_memory_is_no_operation():
     model = wide()
     x = torch.randn(2, 40, dtype=F64)
-    quietly(INGD(model), lambda: model(x).cos().mean())
+    optimizer = INGD(model)
+    quietly(optimizer, lambda: model(x).cos().mean())
+    assert optimizer.param_groups[0][VERDICT] is True
 
 
 @pytest.mark.parametrize("name", ["robust", "kfac"])
@@ -94,7 +97,11 @@ def test_no_step_of_embeddings_and_attention_waits(name):
         h = embedding(x)
         return out(attention(h, h, h, need_weights=False)[0]).cos().mean()
 
-    quietly(QUIET[name](model, update_every=2, growing_intervals=False), loss)
+    optimizer = QUIET[name](model, update_every=2, growing_intervals=False)
+    first = loss().item()
+    quietly(optimizer, loss)
+    assert loss().item() < first
+    assert optimizer.skipped_steps == optimizer.skipped_updates == 0
 
 
 def test_a_number_that_is_read_is_noticed():

@@ -42,10 +42,17 @@ def test_groups_have_their_own_settings():
 
 
 def test_weight_and_bias_in_different_groups():
-    model = perceptron()
+    """The first step decays weights and no bias; what follows trains."""
+    plain, model = perceptron(), perceptron()
+    before = copy.deepcopy(model)
+    train(plain, INGD(plain, 1e-2, weight_decay=0.0), batches(1))
     biases = [p for name, p in model.named_parameters() if name.endswith("bias")]
     optimizer = INGD(model, 1e-2, weight_decay=0.5, groups=[{"params": biases, "weight_decay": 0.0}])
-    losses = train(model, optimizer, batches(30))
+    losses = train(model, optimizer, batches(1))
+    for i in (0, 3):
+        torch.testing.assert_close(model[i].bias, plain[i].bias)
+        torch.testing.assert_close(model[i].weight, plain[i].weight - 1e-2 * 0.5 * before[i].weight)
+    losses += train(model, optimizer, batches(30)[1:])
     assert losses[-1] < losses[0]
 
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD
-from support.perceptron import batches, close, objective, perceptron, train, train_scaled
+from support.perceptron import batches, close, equal, objective, perceptron, train, train_scaled
 
 
 def test_scaled_gradients_that_are_unscaled_and_clipped():
@@ -40,9 +40,18 @@ def test_a_scaler_whose_scale_stays_changes_nothing():
 
 
 def test_scalers_that_are_off_or_new():
+    """A scaler that has scaled no loss leaves curvature in its units."""
+    data = batches(6)
+    plain = perceptron()
+    train(plain, INGD(plain, kl_clip=1e-3, update_every=2), data)
     for scaler in (torch.amp.GradScaler("cpu", enabled=False), torch.amp.GradScaler("cpu")):
         model = perceptron()
-        train(model, INGD(model, kl_clip=1e-3, scaler=scaler), batches(2))
+        train(model, INGD(model, kl_clip=1e-3, update_every=2, scaler=scaler), data)
+        assert equal(model, plain)
+    model = perceptron()
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    train_scaled(model, INGD(model, kl_clip=1e-3, update_every=2, scaler=scaler), data, scaler)
+    assert equal(model, plain)
     with pytest.raises(TypeError, match=r"scaler must be a torch\.amp\.GradScaler, got str"):
         INGD(perceptron(), scaler="on")
 
