@@ -39,6 +39,7 @@ def shown(name, *arguments, launcher=()):
     return [[float(number) for number in re.findall(r"\d+\.?\d*(?:e-\d+)?", line)] for line in lines]
 
 
+@pytest.mark.spawns
 @needs("lightning", "sklearn")
 def test_lightning():
     ((error, steps),) = shown("lightning_digits.py", "--steps", 40, "--precision", "bf16-mixed")
@@ -46,6 +47,7 @@ def test_lightning():
     assert steps == 40
 
 
+@pytest.mark.spawns
 @needs("transformers", "accelerate")
 def test_trainer():
     ((first, last, steps),) = shown("trainer_tiny_gpt.py", "--steps", 15, "--bf16")
@@ -53,6 +55,7 @@ def test_trainer():
     assert steps == 15
 
 
+@pytest.mark.spawns
 @needs("accelerate")
 def test_accelerate():
     (first, last, steps), (processes, apart) = shown("accelerate_loop.py", "--steps", 30, launcher=TORCHRUN)

@@ -93,6 +93,7 @@ def browse(*arguments):
     return subprocess.run([CHROMIUM, *arguments], capture_output=True, text=True, check=False, timeout=90)
 
 
+@pytest.mark.spawns
 @pytest.mark.skipif(CHROMIUM is None, reason="looking at the report needs Chromium (Debian's package chromium)")
 @pytest.mark.parametrize("width", [400, 1200])
 def test_a_browser_shows_the_figures(made, tmp_path, width):
@@ -129,6 +130,7 @@ def test_command_line(tmp_path, monkeypatch):
     assert (tmp_path / "out" / "report.html").exists()
 
 
+@pytest.mark.spawns
 def test_a_folder_that_cannot_be_written_is_one_line_before_the_work(tmp_path):
     (tmp_path / "file").touch()
     result = command("demo", "--output", str(tmp_path / "file" / "new"))
@@ -145,6 +147,7 @@ def test_interrupting_is_one_line(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.spawns
 def test_command_line_names_the_missing_extra():
     blocked = "import sys; sys.modules['typer'] = None; import gnomon.cli"
     result = subprocess.run([sys.executable, "-c", blocked], capture_output=True, text=True, check=False)
@@ -152,6 +155,7 @@ def test_command_line_names_the_missing_extra():
     assert "pip install 'gnomon[experiments]'" in result.stderr
 
 
+@pytest.mark.spawns
 def test_the_library_needs_torch_alone():
     """Importing gnomon loads none of the extras."""
     extras = ("numpy", "scipy", "matplotlib", "rich", "typer", "geoopt", "pymanopt")
@@ -163,6 +167,7 @@ def test_the_library_needs_torch_alone():
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.spawns
 @pytest.mark.skipif(importlib.util.find_spec("geoopt") is None, reason="the benchmark needs geoopt (extra 'bench')")
 def test_the_benchmark_runs_in_a_small_form():
     script = (

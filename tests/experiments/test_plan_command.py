@@ -56,6 +56,7 @@ def test_rates_are_measured_where_they_are_not_given(monkeypatch):
     assert "4 GB/s (measured: all_reduce by gloo" in text
 
 
+@pytest.mark.spawns
 def test_the_bandwidth_of_two_processes():
     assert plan_rates.gloo_bandwidth(size=2**16, repeat=1) > 1e4
 

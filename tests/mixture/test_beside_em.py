@@ -81,6 +81,7 @@ def test_more_starts_are_not_worse():
     assert scores[1] >= scores[0]
 
 
+@pytest.mark.spawns
 def test_the_benchmark_runs_in_a_small_form():
     script = (
         "import sys; sys.path.insert(0, 'benchmarks'); import mixture;"

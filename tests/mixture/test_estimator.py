@@ -169,6 +169,7 @@ def test_progress_is_printed_when_asked_for(capsys):
     assert len(capsys.readouterr().out.splitlines()) == 1 + -(-model.n_iter_ // 10)
 
 
+@pytest.mark.spawns
 def test_is_loaded_when_asked_for_and_names_its_extra():
     def python(script):
         return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

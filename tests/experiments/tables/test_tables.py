@@ -61,6 +61,7 @@ def _rank(result):
 
 
 # ---------------------------------------------------------------------- the whole
+@pytest.mark.spawns
 def test_every_optimizer_has_the_same_budget_and_the_test_set_is_not_looked_at(reproduced):
     folder, _ = reproduced
     plan = Study(TINY, folder)
@@ -79,6 +80,7 @@ def test_every_optimizer_has_the_same_budget_and_the_test_set_is_not_looked_at(r
     assert plan.left() == plan.to_come() == []
 
 
+@pytest.mark.spawns
 def test_what_is_written(reproduced):
     folder, shown = reproduced
     text = (folder / "results.json").read_text()
@@ -105,6 +107,7 @@ def test_what_is_written(reproduced):
     assert "At equal epochs" in shown
 
 
+@pytest.mark.spawns
 def test_what_is_finished_is_not_run_again(reproduced, monkeypatch):
     folder, _ = reproduced
     before = (folder / "results.json").read_text()
@@ -131,6 +134,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.spawns
 def test_ctrl_c_saves(tmp_path, monkeypatch):
     monkeypatch.setitem(TABLES, "gpt", {"small": LONG})
 
@@ -146,6 +150,7 @@ def test_ctrl_c_saves(tmp_path, monkeypatch):
     assert not multiprocessing.active_children()
 
 
+@pytest.mark.spawns
 def test_a_command_that_is_killed_leaves_nobody_behind(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     with (tmp_path / "output").open("w") as output:

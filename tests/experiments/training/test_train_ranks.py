@@ -95,6 +95,7 @@ def _no_pictures(monkeypatch):
 
 
 # ---------------------------------------------------------------------- the same steps
+@pytest.mark.spawns
 @needs_fork
 @pytest.mark.parametrize("optimizer", ["ingd", "kfac", "adamw"])
 def test_any_number_of_ranks_gives_the_weights_of_one(optimizer, tmp_path):
@@ -105,6 +106,7 @@ def test_any_number_of_ranks_gives_the_weights_of_one(optimizer, tmp_path):
         assert_close(tmp_path / "1", tmp_path / str(size))
 
 
+@pytest.mark.spawns
 @needs_fork
 def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, monkeypatch):
     monkeypatch.setattr("gnomon.experiments.training.run.CHECK_EVERY", 1)
@@ -123,6 +125,7 @@ def test_a_run_goes_on_with_another_number_of_ranks(tmp_path, monkeypatch):
     assert_close(tmp_path / "whole", parts)
 
 
+@pytest.mark.spawns
 @needs_fork
 def test_batch_norm_is_saved_and_measured_as_the_first_rank_has_it(tmp_path):
     config = Config(**{**SMALL, "epochs": 1}, model="cnn", optimizer="sgd")
@@ -162,6 +165,7 @@ def wait_for_an_epoch(run, process):
         time.sleep(0.02)
 
 
+@pytest.mark.spawns
 def test_torchrun_logs_from_one_rank_and_ends_gracefully(tmp_path):
     run = tmp_path / "run"
     command = [*TORCHRUN, *options(**{**SMALL, "epochs": 500}, output=run, save_every=1000)]
@@ -176,6 +180,7 @@ def test_torchrun_logs_from_one_rank_and_ends_gracefully(tmp_path):
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.spawns
 def test_an_error_is_said_once(tmp_path):
     command = [*TORCHRUN, *options(**{**SMALL, "batch_size": 33}, output=tmp_path / "run")]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=120)
@@ -184,6 +189,7 @@ def test_an_error_is_said_once(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.spawns
 def test_a_killed_rank_ends_the_others_and_the_run_goes_on_without_it(tmp_path):
     run, port = tmp_path / "run", free_port()
     settings = options(**{**SMALL, "epochs": 40}, output=run, save_every=0, timeout=20)

@@ -144,6 +144,7 @@ def test_convolutions_in_channels_last_and_dropout_resume_too(tmp_path, every_st
     assert_equal(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.spawns
 @pytest.mark.parametrize("optimizer", ["ingd", "kfac", "adamw"])
 def test_a_killed_process_is_resumed_exactly(optimizer, tmp_path):
     """``kill -9`` at any moment, also while a checkpoint is being written."""
@@ -205,6 +206,7 @@ def test_epochs_may_be_added_unless_the_schedule_depends_on_them(tmp_path):
     )
 
 
+@pytest.mark.spawns
 def test_ctrl_c(tmp_path):
     """In a process of its own: a checkpoint, how to go on, and the exit code of the signal."""
     output = tmp_path / "run"

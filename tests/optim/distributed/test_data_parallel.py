@@ -1,5 +1,6 @@
 """DistributedDataParallel around a model, on one rank and on two."""
 
+import pytest
 import torch
 from torch import nn
 
@@ -31,6 +32,7 @@ def _replica(rank, store):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.spawns
 def test_two_ranks_equal_one_with_the_whole_batch(tmp_path):
     torch.multiprocessing.spawn(_replica, (str(tmp_path / "store"),), nprocs=2)
     model = perceptron(torch.float64)

@@ -23,6 +23,7 @@ def _train_sharded(rank, count):
     return found
 
 
+@pytest.mark.spawns
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
 def test_sharded_models_equal_one_process():
     for found in on_ranks(4, _train_sharded):

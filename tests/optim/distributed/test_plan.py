@@ -83,6 +83,7 @@ def measured():
     return on_ranks(4, _measured)
 
 
+@pytest.mark.spawns
 @pytest.mark.parametrize("name", CASES)
 def test_ranks_send_and_store_what_the_plan_says(name):
     torch.manual_seed(0)
@@ -122,6 +123,7 @@ def _owners_of_a_layer_that_comes_later(rank, count):
     return [optimizer._sharing.owner(tracked) for tracked in optimizer._tracked.values()]
 
 
+@pytest.mark.spawns
 def test_ranks_agree_on_the_owner_of_a_layer_that_comes_later():
     """Loads are what owners store, and not what a rank itself stores of another's layer."""
     first, *others = on_ranks(4, _owners_of_a_layer_that_comes_later)
@@ -140,6 +142,7 @@ def _large_cases(rank, count):
     return {mode: _large(rank, count, mode) for mode in MODES}
 
 
+@pytest.mark.spawns
 def test_shares_of_a_transformer():
     """Four ranks have a third at most of the work, and of the state."""
     found = on_ranks(4, _large_cases)

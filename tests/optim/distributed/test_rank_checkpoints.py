@@ -5,6 +5,7 @@ import itertools
 import os
 import time
 
+import pytest
 import torch
 from torch.distributed import checkpoint
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
@@ -52,6 +53,7 @@ def _load(rank, count, folder, saved, shards):
     return found
 
 
+@pytest.mark.spawns
 def test_checkpoints_go_on_with_other_numbers_of_ranks_and_modes(tmp_path):
     saved = [("ddp", "none"), ("ddp", "full"), ("fsdp", "update")]
     expected = on_ranks(4, _save, tmp_path, saved)[0]
@@ -83,6 +85,7 @@ def _lose_a_rank(rank, count, folder):
     os._exit(0)
 
 
+@pytest.mark.spawns
 def test_the_loss_of_a_rank_is_told(tmp_path):
     with contextlib.suppress(Exception):
         on_ranks(2, _lose_a_rank, tmp_path, timeout=20)

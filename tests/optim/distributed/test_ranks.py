@@ -22,6 +22,7 @@ def _train_cases(rank, count, names):
     return found
 
 
+@pytest.mark.spawns
 @pytest.mark.parametrize("count", [2, 4])
 def test_ranks_equal_one_process_with_the_whole_batch(count):
     found = on_ranks(count, _train_cases, list(CASES))

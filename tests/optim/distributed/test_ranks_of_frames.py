@@ -2,6 +2,7 @@
 
 import os
 
+import pytest
 import torch
 from torch import optim
 
@@ -28,6 +29,7 @@ def _distributed_worker(rank, world_size, path, results):
     torch.distributed.destroy_process_group()
 
 
+@pytest.mark.spawns
 def test_data_parallel_ranks_stay_together(tmp_path):
     with torch.multiprocessing.Manager() as manager:
         results = manager.dict()
@@ -129,6 +131,7 @@ def _check_that_ranks_agree(rank, ranks, name, rule):
     assert (matrix - torch.eye(5)).abs().max() > 0.1, (name, rule)
 
 
+@pytest.mark.spawns
 def test_ranks_hold_the_same_frames_bit_for_bit(tmp_path):
     """On 2 and on 4 ranks, each with data of its own; an assertion in any of them fails the test."""
     method = "fork" if hasattr(os, "fork") else "spawn"

@@ -224,6 +224,7 @@ def _ways(rank, count):
     return {way.__name__: way(rank, count) for way in ways}
 
 
+@pytest.mark.spawns
 def test_ways_to_train():
     first, second = on_ranks(2, _ways)
     expected = {

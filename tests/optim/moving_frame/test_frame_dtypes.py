@@ -48,12 +48,20 @@ def test_state_follows_the_dtype():
 
 
 def test_double_in_mid_training():
-    model = Model()
-    optimizer = gnomon.moving_frame(optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
-    train(model, optimizer, 2, seed=0)
-    model.double()
-    optimizer.zero_grad()
-    model.loss(torch.ones(2, 4, dtype=torch.float64)).backward()
-    optimizer.step()
+    def ended(dtype):
+        torch.manual_seed(0)
+        model = Model()
+        optimizer = gnomon.moving_frame(optim.SGD(model.parameters(), lr=0.01, momentum=0.9))
+        train(model, optimizer, 2, seed=0)
+        model.to(dtype)
+        for _ in range(2):
+            optimizer.zero_grad()
+            model.loss(torch.ones(2, 4, dtype=dtype)).backward()
+            optimizer.step()
+        return model
+
+    model, plain = ended(torch.float64), ended(torch.float32)
     assert not bool(model.cov.eta.any())
     assert model.cov.frame.dtype == torch.float64
+    for key, value in plain.state_dict().items():
+        torch.testing.assert_close(model.state_dict()[key].float(), value)
