@@ -69,6 +69,7 @@ def test_the_euclidean_limit(method):
     assert errors[1] < 0.2 * errors[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ALL)
 @pytest.mark.parametrize("problem", [LogDet, MetricNearness])
 def test_converges(method, problem):

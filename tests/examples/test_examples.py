@@ -63,6 +63,7 @@ def test_accelerate():
     assert (steps, processes, apart) == (30, 2, 0)
 
 
+@pytest.mark.slow
 @needs("lightning")
 def test_lightning_takes_the_steps_of_a_plain_loop():
     """It clears gradients between the forward and the backward pass, and steps with a closure."""

@@ -31,6 +31,7 @@ def run(output, patterns, **options):
     return bench.bench(["mlp"], patterns, console=Console(quiet=True), **options)[0]
 
 
+@pytest.mark.slow
 def test_files_and_figures(tiny, tmp_path):
     report = run(tmp_path / "new", ["AdamW", "INGD dense T=*", "INGD diag*"], with_limit=True)
     names = ["gradient only", "SGD", "AdamW", "INGD dense T=1", "INGD dense T=10", "INGD diagonal T=10"]

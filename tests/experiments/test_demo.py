@@ -52,6 +52,7 @@ def made(tmp_path_factory):
     return report, console.export_text()
 
 
+@pytest.mark.slow
 def test_the_demo_prints_two_tables_and_where_its_report_is(made):
     report, text = made
     for name in ("SGD", "AdamW", "KFAC", "INGD", "full", "Heisenberg"):
@@ -61,6 +62,7 @@ def test_the_demo_prints_two_tables_and_where_its_report_is(made):
     assert str(report) in text.replace("\n", "")
 
 
+@pytest.mark.slow
 def test_the_report_is_one_file_that_loads_nothing(made):
     page = made[0].read_text()
     assert page.count('<svg class="chart"') == 4
@@ -71,6 +73,7 @@ def test_the_report_is_one_file_that_loads_nothing(made):
     assert [path.name for path in made[0].parent.iterdir()] == ["report.html"]
 
 
+@pytest.mark.slow
 def test_momentum_saves_iterations_and_structure_unknowns():
     curves = demonstration.fit_matrices(demonstration.Scale(k=60), 0, lambda what: None)
     plain, fast, structured_plain, structured_fast = (curve.iterations_to_solve() for curve in curves)
@@ -80,6 +83,7 @@ def test_momentum_saves_iterations_and_structure_unknowns():
     assert curves[2].notes["dimension"] < curves[0].notes["dimension"] / 2
 
 
+@pytest.mark.slow
 def test_goals_that_are_not_reached_are_told():
     _, rows = demonstration.matrix_table(demonstration.fit_matrices(SMALL, 0, lambda what: None))
     assert rows[0][3] == "> 20"
@@ -120,6 +124,7 @@ def test_a_browser_shows_the_figures(made, tmp_path, width):
         assert counts.get(ImageColor.getrgb(color), 0) > 50, f"{color} is not to be seen"
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path, monkeypatch):
     invoke = CliRunner().invoke
     assert invoke(main, ["--version"]).output.strip() == f"gnomon {gnomon.__version__}"

@@ -27,6 +27,7 @@ def test_a_table_of_all_modes():
     assert "8 sequences a rank" in result.output
 
 
+@pytest.mark.slow
 def test_options_reach_the_plan():
     small = command("--model", "cnn", "--ranks", 2, "--ranks", 4, "--shard", "full", "--batch", 3, *RATES)
     assert [line.split()[:2] for line in small.output.splitlines() if " full " in line] == [
@@ -93,6 +94,7 @@ def test_help_fits_a_terminal():
     assert "Show this message and exit." in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("columns", [80, 200])
 def test_the_table_fits_a_terminal(columns):
     text = command("--model", "gpt-1.3b", "--ranks", 512, *RATES, columns=columns).output
@@ -102,6 +104,7 @@ def test_the_table_fits_a_terminal(columns):
     assert ("mean" in text.split("state:")[0]) == (columns > 80)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rates", [RATES, ("--flops", 0.08, "--bandwidth", 0.5)])
 def test_the_tables_of_the_page_are_what_the_command_gives(rates):
     page = (ROOT / "docs" / "distributed.md").read_text()

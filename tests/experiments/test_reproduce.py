@@ -35,6 +35,7 @@ def curves_of(runs, name):
     return [Curve(**curve) for curve in data["curves"]], data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_what_a_run_leaves(runs, name):
     curves, data = curves_of(runs, name)
@@ -52,6 +53,7 @@ def test_what_a_run_leaves(runs, name):
         assert curve.seconds == sorted(curve.seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["metric-nearness", "log-det"])
 def test_ours_ends_where_the_exact_momentum_methods_end(runs, name):
     """Within 1% of the initial gap, at the same step and momentum."""
@@ -62,6 +64,7 @@ def test_ours_ends_where_the_exact_momentum_methods_end(runs, name):
         assert abs(ours.gaps[-1] - shared[method].gaps[-1]) <= 0.01 * ours.gaps[0]
 
 
+@pytest.mark.slow
 def test_the_submanifold_method_is_as_good_as_the_ambient_ones_and_stays_on_it(runs):
     curves, _ = curves_of(runs, "gmm")
 
@@ -77,6 +80,7 @@ def test_the_submanifold_method_is_as_good_as_the_ambient_ones_and_stays_on_it(r
         assert away == 0 if curve.method in manifold.SUB else away > 1e-3
 
 
+@pytest.mark.slow
 def test_rosenbrock_momentum_is_ahead(runs):
     curves, _ = curves_of(runs, "rosenbrock")
     mild = {}
@@ -117,6 +121,7 @@ def test_an_interrupted_run_goes_on_where_it_was(tmp_path):
     assert store.load(trial("a", size=2)) is None  # another size is another trial
 
 
+@pytest.mark.slow
 def test_the_whole_command_resumes_without_running_again(runs, monkeypatch):
     monkeypatch.setattr(Trial, "__call__", lambda self: pytest.fail("everything is on disk"))
     console = Console(quiet=True)
@@ -141,6 +146,7 @@ def test_a_method_that_diverges_is_a_result():
     assert rows[1][4] == "1"
 
 
+@pytest.mark.slow
 def test_a_broken_file_is_run_again(runs):
     path = next((runs / "log-det" / "trials").iterdir())
     whole = path.read_text()
@@ -150,6 +156,7 @@ def test_a_broken_file_is_run_again(runs):
         assert len(json.loads(path.read_text())["loss"]) == len(json.loads(whole)["loss"])
 
 
+@pytest.mark.slow
 def test_numbers_are_never_cut(runs):
     curves, _ = curves_of(runs, "rosenbrock")
     results = Results(curves)

@@ -8,6 +8,7 @@ from gnomon.experiments.data import idx
 from gnomon.optim import INGD
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", tasks.TASKS)
 def test_a_few_steps_lower_the_loss(name):
     try:

@@ -7,10 +7,14 @@ from hypothesis import strategies as st
 
 from gnomon import groups as g
 from gnomon.testing import check_group, check_storage, random_algebra, random_element
+from support.marks import slow_where
 from support.structures import SMALL_GROUPS
 
+LARGE = (g.Arrow, g.Heisenberg, g.BlockTriangular, g.Kronecker)
+"""Structures of several parts, which take seconds each."""
 
-@pytest.mark.parametrize("group", SMALL_GROUPS, ids=repr)
+
+@pytest.mark.parametrize("group", slow_where(SMALL_GROUPS, lambda group: isinstance(group, LARGE)), ids=repr)
 def test_conformance(group):
     check_group(group)
 
@@ -27,6 +31,7 @@ def _leaves():
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=12, deadline=None)
 @given(st.lists(_leaves(), min_size=2, max_size=3), st.booleans(), st.integers(0, 2**16))
 def test_random_compositions_conform(parts, upper, seed):
@@ -84,7 +89,7 @@ def test_the_suite_finds_mistakes(broken, complaint):
         g.BlockDiagonal(200_000, 3),
         g.Arrow(200_000, rank=3),
         g.Heisenberg(200_000, 3, 2),
-        g.Toeplitz(200_000),
+        pytest.param(g.Toeplitz(200_000), marks=pytest.mark.slow),
         g.BlockTriangular((g.Diagonal(100_000), g.Dense(2), g.Toeplitz(3)), upper=True),
         g.Kronecker(g.Arrow(500), g.Diagonal(400)),
     ],

@@ -122,6 +122,8 @@ def test_state_dict_names_and_shapes():
     assert tuple(gnomon.SPD(g.Arrow(5)).eta.shape) == (9,)
 
 
+@pytest.mark.slow
+@pytest.mark.spawns
 def test_compiled_model_equals_eager():
     if not _has_compiler():
         pytest.skip("torch.compile needs a C++ compiler, and there is none here")

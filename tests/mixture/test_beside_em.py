@@ -12,6 +12,7 @@ from sklearn.preprocessing import StandardScaler
 
 from gnomon import groups as g
 from gnomon.mixture import GaussianMixture
+from support.marks import slow_where
 from support.mixtures import FORMS, blobs, blocks, heisenberg
 from support.repository import ROOT
 
@@ -31,13 +32,14 @@ def assert_not_below_em(model, em, X):
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("spread", [0.4, 1.0, 3.0])
-@pytest.mark.parametrize("k", [3, 5, 8])
+@pytest.mark.parametrize("k", slow_where([3, 5, 8], lambda k: k > 3))
 def test_dense_is_as_good_as_em(k, spread, form):
     X = StandardScaler().fit_transform(blobs(n=1000, k=k, spread=spread, seed=k)[0])
     em = SklearnMixture(k, max_iter=1000, random_state=0).fit(X)
     assert_not_below_em(GaussianMixture(k, form=form, random_state=0).fit(X), em, X)
 
 
+@pytest.mark.slow
 @needs_magic
 @pytest.mark.parametrize("k", [3, 5, 8])
 def test_dense_is_as_good_as_em_on_magic(k):
@@ -46,6 +48,7 @@ def test_dense_is_as_good_as_em_on_magic(k):
     assert_not_below_em(GaussianMixture(k, form="precision", random_state=0).fit(X), em, X)
 
 
+@pytest.mark.slow
 @needs_magic
 def test_mini_batches_come_near_the_full_batch_on_magic():
     X = magic()
@@ -66,6 +69,7 @@ def test_structures_beat_diagonal_em_where_data_have_them(structure):
     assert model.score(test) > full.score(test)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("structure", [g.Dense, heisenberg])
 def test_mini_batches_come_near_the_full_batch(structure):
     X, _ = blobs(n=600)
@@ -75,6 +79,7 @@ def test_mini_batches_come_near_the_full_batch(structure):
     assert batches.score(X) >= full.score(X) - 0.005 * abs(full.score(X))
 
 
+@pytest.mark.slow
 def test_more_starts_are_not_worse():
     X, _ = blobs(k=4, spread=1.0)
     scores = [GaussianMixture(4, n_init=n, random_state=0).fit(X).lower_bound_ for n in (1, 4)]

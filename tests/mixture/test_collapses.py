@@ -8,6 +8,7 @@ from sklearn.exceptions import ConvergenceWarning
 
 from gnomon import groups as g
 from gnomon.mixture import GaussianMixture
+from support.marks import slow_where
 from support.mixtures import blobs, quiet_fit
 
 
@@ -27,7 +28,13 @@ DEGENERATE = {
 
 
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")  # k-means says so too
-@pytest.mark.parametrize("options", [{}, {"form": "precision"}, {"structure": g.Arrow}, {"batch_size": 32}])
+@pytest.mark.parametrize(
+    "options",
+    slow_where(
+        [{}, {"form": "precision"}, {"structure": g.Arrow}, {"batch_size": 32}],
+        lambda options: "batch_size" in options or "structure" in options,
+    ),
+)
 @pytest.mark.parametrize("name", DEGENERATE)
 def test_collapses_are_finite_and_reported(name, options):
     X = DEGENERATE[name]

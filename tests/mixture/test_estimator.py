@@ -17,6 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 import gnomon
 from gnomon import groups as g
 from gnomon.mixture import GaussianMixture
+from support.marks import slow_where
 from support.mixtures import FORMS, blobs, blocks, heisenberg
 
 
@@ -91,7 +92,7 @@ def test_samples_have_the_moments_of_the_mixture(form):
     np.testing.assert_array_equal(model.sample(5)[0], model.sample(5)[0])
 
 
-@pytest.mark.parametrize("batch_size", [None, 100])
+@pytest.mark.parametrize("batch_size", slow_where([None, 100], lambda batch_size: batch_size is not None))
 def test_is_deterministic_and_leaves_the_global_generators_alone(batch_size):
     X, _ = blobs()
     torch_before, numpy_before = torch.get_rng_state(), np.random.get_state()[1].copy()  # noqa: NPY002
@@ -113,6 +114,7 @@ def test_pickles_and_copies():
     assert again.score(X) >= model.score(X) - 1e-6
 
 
+@pytest.mark.slow
 def test_grid_search_in_a_pipeline():
     X, _ = blobs(group=g.Arrow(5), n=200)
     pipeline = make_pipeline(StandardScaler(), GaussianMixture(random_state=0))

@@ -7,10 +7,11 @@ from sklearn.exceptions import ConvergenceWarning
 
 from gnomon import groups as g
 from gnomon.mixture import GaussianMixture
+from support.marks import slow_where
 from support.mixtures import FORMS, blobs, blocks, heisenberg, quiet_fit
 
 
-@pytest.mark.parametrize("batch_size", [None, 50])
+@pytest.mark.parametrize("batch_size", slow_where([None, 50], lambda batch_size: batch_size is None))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("structure", [g.Dense, g.Arrow, heisenberg, blocks, g.Toeplitz])
 def test_every_iterate_is_a_valid_mixture_of_the_structure(structure, form, batch_size):

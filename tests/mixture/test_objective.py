@@ -48,6 +48,7 @@ def test_objective_and_its_gradient(structure, form, monkeypatch):
     assert (values[0] - values[1]) / 2e-5 == pytest.approx(slope, rel=1e-4, abs=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_one_component_reaches_the_stationary_point(structure, form):
@@ -63,6 +64,7 @@ def test_one_component_reaches_the_stationary_point(structure, form):
         np.testing.assert_allclose(np.diag(model.covariances_[0]), X.var(0), rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("structure", [g.Dense, g.Arrow, heisenberg, blocks, g.Diagonal])
 def test_units_of_features_do_not_matter(structure, form):

@@ -241,6 +241,7 @@ def test_hutchinson_is_unbiased_and_seeded():
     assert torch.equal(estimate, again)
 
 
+@pytest.mark.slow
 def test_mild_rosenbrock_with_momentum_needs_less_than_seven_tenths_of_the_iterations():
     problem = Rosenbrock(1000, "mild")
 
@@ -256,6 +257,7 @@ def test_mild_rosenbrock_with_momentum_needs_less_than_seven_tenths_of_the_itera
     assert iterations(lr=1.5, momentum=0.8, precond_momentum=0.5) <= 0.7 * iterations(lr=0.95)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"update_every": 5, "momentum": 0.9}, {"lr": 2.0}])
 @pytest.mark.parametrize("seed", range(5))
 def test_a_double_well_is_left_by_its_sides(seed, settings):

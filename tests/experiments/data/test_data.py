@@ -216,6 +216,7 @@ def test_digits():
     assert small.test_batch(torch.arange(360))[1].bincount().min() > 20
 
 
+@pytest.mark.slow
 def test_python_text():
     text = data.load("python-text", test_limit=100)
     assert (text.kind, text.classes, text.test_size) == ("text", 256, 100)
@@ -536,6 +537,7 @@ def load_real(name, **limits):
         pytest.skip(str(missing))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "classes", "shape"),
     [("fashion-mnist", 10, (1, 28, 28)), ("cifar100", 100, (3, 32, 32)), ("tiny-imagenet", 200, (3, 64, 64))],

@@ -82,9 +82,10 @@ def test_images(name, channels, size):
 @pytest.mark.parametrize(
     ("name", "structure"),
     [
-        ("vgg16-bn", "diagonal"),  # an update of its dense factors of size 4609 takes half a minute
-        ("pyramidnet-65", "dense"),
-        ("convmixer256-12", "dense"),
+        # an update of its dense factors of size 4609 takes half a minute
+        pytest.param("vgg16-bn", "diagonal", marks=pytest.mark.slow),
+        pytest.param("pyramidnet-65", "dense", marks=pytest.mark.slow),
+        pytest.param("convmixer256-12", "dense", marks=pytest.mark.slow),
         ("cnn", "dense"),
         ("mlp", "dense"),
         ("gpt", "dense"),

@@ -109,6 +109,7 @@ def every_step(monkeypatch):
 
 
 # ---------------------------------------------------------------------- resumption
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["ingd", "kfac", "adamw", "sgd", "lion", "soap", "muon"])
 def test_an_interrupted_run_ends_as_one_that_was_not(optimizer, tmp_path, every_step):
     if optimizer in ("lion", "soap", "muon"):
@@ -176,6 +177,7 @@ def _steps_saved(run):
     return 10 * state["epoch"] + state["step"]
 
 
+@pytest.mark.slow
 def test_lines_after_the_checkpoint_are_dropped(tmp_path):
     config = small(epochs=3)
     train(config, tmp_path / "whole")
@@ -194,6 +196,7 @@ def test_a_run_that_was_killed_before_its_first_checkpoint_begins_again(tmp_path
     assert len(outcome.epochs) == 1
 
 
+@pytest.mark.slow
 def test_epochs_may_be_added_unless_the_schedule_depends_on_them(tmp_path):
     train(small(epochs=3), tmp_path / "whole")
     train(small(epochs=1), tmp_path / "run")
@@ -225,6 +228,7 @@ def test_ctrl_c(tmp_path):
 
 
 # ---------------------------------------------------------------------- disks and checkpoints
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["os.fsync", "os.replace", "torch.save"])
 def test_a_full_disk_leaves_the_last_checkpoint(where, tmp_path, monkeypatch):
     train(small(epochs=1), tmp_path / "run")
@@ -396,6 +400,7 @@ def test_learning_rates_and_times_are_recorded():
     assert (loss, error) == (outcome.epochs[-1].test_loss, outcome.epochs[-1].test_error)
 
 
+@pytest.mark.slow
 def test_text_and_half_precision():
     text = Config(model="gpt", data="python-text", train_limit=16, test_limit=8, batch_size=8, epochs=1, amp="bf16")
     outcome = train(text)

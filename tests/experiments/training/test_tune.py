@@ -31,6 +31,7 @@ def runs(monkeypatch):
     return seen
 
 
+@pytest.mark.slow
 def test_every_optimizer_has_the_same_budget(runs, tmp_path):
     searches = tuning.tune(BASE, ["adamw", "ingd", "sgd"], 4, tmp_path)
     assert [search.optimizer for search in searches] == ["adamw", "ingd", "sgd"]
@@ -49,6 +50,7 @@ def test_every_optimizer_has_the_same_budget(runs, tmp_path):
         assert search.best.value == min(trial.value for trial in search.trials)
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_where_it_was_stopped(runs, tmp_path, monkeypatch):
     whole = tuning.tune(BASE, ["adamw"], 4, tmp_path / "whole")[0]
     runs.clear()
@@ -87,6 +89,7 @@ def test_divergence_is_a_result(tmp_path, monkeypatch):
     assert math.isfinite(search.best.value)
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     two = ["--optimizer", "adamw", "--optimizer", "kfac", "--budget", "2"]

@@ -48,6 +48,7 @@ def eager_compiler(monkeypatch):
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_compiler")
 @pytest.mark.parametrize(
     ("structure", "settings"),
@@ -68,6 +69,7 @@ def test_compiled_updates_of_sparse_factors(structure, settings):
     assert 2 <= graphs - moves <= 4  # one for each layer, and one more if b1 is another in the next update
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_compiler")
 @pytest.mark.parametrize("structure", ["dense", "triangular", "toeplitz"])
 def test_updates_of_other_factors_are_not_compiled(structure):
@@ -109,6 +111,7 @@ def test_compiled_moves(spoil):
     assert graphs == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_compiler")
 @pytest.mark.parametrize("factor", [1e-40, 1e-25, 1e18])
 def test_compiled_moves_where_squares_vanish_or_overflow(factor):
@@ -157,6 +160,7 @@ def test_compiled_moves_follow_schedules_and_groups():
     assert graphs == 1  # the numbers are in a tensor
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_compiler")
 def test_compiled_moves_of_many_layers(monkeypatch):
     monkeypatch.setattr(stepping, "FUSED", 2)
@@ -192,6 +196,8 @@ def test_nothing_is_compiled_for_who_looks_at_each_operation():
     assert graphs == 0
 
 
+@pytest.mark.slow
+@pytest.mark.spawns
 @pytest.mark.skipif(not any(map(shutil.which, ("g++", "clang++", "c++"))), reason="there is no C++ compiler")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_what_is_compiled_to_code(dtype):

@@ -7,6 +7,7 @@ from torch import nn
 from gnomon.optim import INGD
 
 
+@pytest.mark.slow
 def test_gradient_curvature_satisfies_the_equations_of_its_fixed_point():
     """S_a = E[G S_b^-1 G^T]/p and S_b = E[G^T S_a^-1 G]/d for Gaussian gradients, to the noise of single samples."""
     torch.manual_seed(0)

@@ -8,6 +8,7 @@ from torch import nn
 from torch.nn.functional import linear
 
 from gnomon.optim import INGD, KFAC
+from support.marks import slow_where
 from support.perceptron import batches, train
 
 OPTIMIZERS = [INGD, KFAC]
@@ -28,7 +29,7 @@ def test_attention(kind, dims):
     assert {r.treatment for r in rows if "weight" in r.name} == {f"{kind.__name__}, gradient curvature"}
 
 
-@pytest.mark.parametrize("batch_first", [True, False])
+@pytest.mark.parametrize("batch_first", slow_where([True, False], lambda batch_first: not batch_first))
 def test_transformer_layers(batch_first):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)
@@ -70,8 +71,8 @@ class Everything(nn.Module):
         return self.normed(x)
 
 
-@pytest.mark.parametrize("fallback", ["adamw", "sgd"])
-@pytest.mark.parametrize("curvature", ["kfac", "gradient"])
+@pytest.mark.parametrize("fallback", slow_where(["adamw", "sgd"], lambda fallback: fallback == "sgd"))
+@pytest.mark.parametrize("curvature", slow_where(["kfac", "gradient"], lambda curvature: curvature == "gradient"))
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_nothing_is_left_untrained(kind, curvature, fallback):
     torch.manual_seed(0)

@@ -30,6 +30,7 @@ def live_tensors():
     return sum(issubclass(type(thing), torch.Tensor) for thing in gc.get_objects())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["robust", "kfac"])
 def test_a_thousand_steps_leave_nothing_behind(name):
     torch.manual_seed(0)

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gnomon.groups import Group
 from gnomon.optim import INGD, KFAC
 from gnomon.optim.structures import NAMES
+from support.marks import slow_where
 from support.teaching import student, teacher, train
 
 
@@ -95,8 +96,8 @@ def no_inverses_of_groups(monkeypatch):
 
 
 @pytest.mark.parametrize("curvature", ["kfac", "gradient"])
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("preset", ["robust", "paper"])
+@pytest.mark.parametrize("dtype", slow_where([None, torch.bfloat16], lambda dtype: dtype is None))
+@pytest.mark.parametrize("preset", slow_where(["robust", "paper"], lambda preset: preset == "paper"))
 @pytest.mark.parametrize("structure", NAMES)
 def test_nothing_is_inverted_or_decomposed(structure, preset, dtype, curvature, monkeypatch):
     """In a step with an update, in one without, and in the hooks."""

@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD, KFAC
+from support.marks import slow_where
 from support.perceptron import batches, equal, objective, perceptron, train
 
 OPTIMIZERS = [INGD, KFAC]
@@ -34,7 +35,7 @@ def test_natural_directions_that_overflow_are_not_taken():
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 @pytest.mark.parametrize("settings", [{}, {"kl_clip": 1e-3}, {"preset": "paper"}])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("bad", slow_where([math.nan, math.inf], math.isinf))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_a_loss_that_is_not_finite_changes_nothing(kind, settings, bad, dtype):
     data = batches(9, dtype)

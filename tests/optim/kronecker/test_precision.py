@@ -10,6 +10,7 @@ from gnomon.groups import Dense
 from gnomon.optim import INGD
 from gnomon.optim.ingd import published_precond_lr
 from gnomon.optim.square import Square
+from support.marks import slow_where
 from support.teaching import kept, student, teacher, train
 
 HALF = [torch.bfloat16, torch.float16]
@@ -48,7 +49,7 @@ def in_float32(steps, **settings):
 
 
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("preset", ["paper", "robust"])
+@pytest.mark.parametrize("preset", slow_where(["paper", "robust"], lambda preset: preset == "robust"))
 def test_factors_move_during_the_published_warm_up(preset, dtype):
     """Steps of b1 = 0.0002, of which plain rounding to bfloat16 would lose every one."""
 
@@ -68,6 +69,7 @@ def test_factors_move_during_the_published_warm_up(preset, dtype):
     assert torch.tensor(1 + 0.0002).bfloat16() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("structure", "dtype"),
     [*[(s, torch.bfloat16) for s in ("dense", "triangular", "diagonal", "toeplitz")], ("dense", torch.float16)],
@@ -92,8 +94,8 @@ def test_a_dense_factor_moves_alike_in_either_form(b1):
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("factors", [None, torch.bfloat16])
+@pytest.mark.parametrize("dtype", slow_where(HALF, lambda dtype: dtype == torch.bfloat16))
+@pytest.mark.parametrize("factors", slow_where([None, torch.bfloat16], lambda factors: factors is not None))
 def test_autocast(dtype, scaled, factors):
     """A scale that overflows float16 at first costs the scaler's steps, and nothing else."""
     (x, y), model = teacher(), student()
@@ -128,6 +130,7 @@ def test_statistics_under_autocast_are_in_full_precision():
     assert optimizer.skipped_updates == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [{}, {"precond_dtype": torch.bfloat16}, {"structure": "toeplitz"}])
 @pytest.mark.parametrize("preset", ["robust", "paper"])
 def test_a_model_in_bfloat16_trains(preset, settings):

@@ -7,6 +7,7 @@ import torch
 
 from gnomon.groups import products
 from gnomon.optim import INGD, forms
+from support.marks import slow_where
 from support.matrices import F64
 from support.runs import OPTIMIZERS, convolutions, same_run, trained, wide
 
@@ -14,7 +15,9 @@ MIXED = {f"{left}-{right}": (left, right) for left, right in (("dense", "block")
 ROOMS = {**OPTIMIZERS, **{name: functools.partial(INGD, structure=sides) for name, sides in MIXED.items()}}
 
 
-@pytest.mark.parametrize("kind", ["few rows", "many rows", "convolutions"])
+@pytest.mark.parametrize(
+    "kind", slow_where(["few rows", "many rows", "convolutions"], lambda kind: kind == "convolutions")
+)
 @pytest.mark.parametrize("name", ROOMS)
 def test_gaps_between_the_rows_of_a_room_change_nothing(name, kind, monkeypatch):
     """Products write rows that begin at cache lines sooner. Each layer has its own room."""

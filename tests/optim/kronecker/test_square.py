@@ -133,6 +133,7 @@ def test_the_largest_eigenvalue():
     assert largest_eigenvalue_by_rows(0 * zx, 0 * rx, 0 * z).abs().max() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1e-36, 1e-30, 1e30, 1e34])
 def test_the_largest_eigenvalue_of_numbers_at_the_ends_of_float32(scale):
     flat, steep = torch.ones(2000), torch.logspace(0, -30, 100)
@@ -151,6 +152,7 @@ def test_a_move_of_any_length_is_positive_definite():
     assert (moved - (-2 * h).exp())[h <= 0.6].abs().max() < 0.03
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", [Rows, Covariance])
 @pytest.mark.parametrize("spectrum", [torch.logspace(0, -5, 80), torch.tensor([1.0] + 79 * [1e-6])])
 def test_a_square_in_float32_stays_positive_definite(spectrum, form):

@@ -11,6 +11,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnomon import groups
 from gnomon.optim import INGD, KFAC, forms
+from support.marks import slow_where
 from support.matrices import F64
 from support.runs import OPTIMIZERS, convolutions, same_run, trained
 
@@ -61,7 +62,10 @@ def alone(monkeypatch, sizes, *args, **kwargs):
     ("name", "kind"),
     [
         *[(name, "linear") for name in STACKED if name != "kfac-paper"],
-        *[(name, "convolutions") for name in ("robust", "paper", "diagonal", "triangular", "arrow", "kfac")],
+        *[
+            pytest.param(name, "convolutions", marks=pytest.mark.slow)
+            for name in ("robust", "paper", "diagonal", "triangular", "arrow", "kfac")
+        ],
         ("robust", "few-rows"),
         ("kfac", "few-rows"),
     ],
@@ -86,7 +90,11 @@ def without_gradient(step, model, optimizer):
         model[6].bias.grad = None
 
 
-@pytest.mark.parametrize("meddle", [frozen_for_a_while, without_gradient], ids=lambda f: f.__name__)
+@pytest.mark.parametrize(
+    "meddle",
+    slow_where([frozen_for_a_while, without_gradient], lambda meddle: meddle is frozen_for_a_while),
+    ids=lambda f: f.__name__,
+)
 @pytest.mark.parametrize(
     ("name", "kind"),
     [

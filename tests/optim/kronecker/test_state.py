@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD, KFAC
+from support.marks import slow_where
 from support.perceptron import batches, equal, perceptron, train
 
 OPTIMIZERS = [INGD, KFAC]
@@ -23,7 +24,7 @@ OPTIMIZERS = [INGD, KFAC]
         {"preset": "paper"},
     ],
 )
-@pytest.mark.parametrize("after", [3, 37])
+@pytest.mark.parametrize("after", slow_where([3, 37], lambda after: after == 3))
 def test_resume_is_bit_for_bit(settings, after):
     """Also in the middle of an interval between updates, through a file that torch loads at its defaults."""
     data = batches(60)

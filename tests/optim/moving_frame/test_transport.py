@@ -1,5 +1,6 @@
 """The transport of momenta, and of whatever an optimizer keeps."""
 
+import pytest
 import torch
 from torch import optim
 
@@ -31,6 +32,7 @@ def test_the_correction_helps_momentum_on_triangular_factors():
     assert corrected < 0.5 * plain
 
 
+@pytest.mark.slow
 def test_adam_keeps_both_moments_in_one_frame_unless_told_otherwise():
     """Elementwise second moments do not turn with the frame; turning the first ones alone costs convergence."""
     group = g.Heisenberg(60, 3, 3)
