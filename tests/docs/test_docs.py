@@ -15,6 +15,7 @@ EXAMPLES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", EXAMPLES)
 def test_example_runs(example):
     exec(compile(example, "example", "exec"), {"__name__": "example"})

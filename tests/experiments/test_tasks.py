@@ -30,6 +30,7 @@ def test_runs_repeat():
     assert runs[0] == runs[1]
 
 
+@pytest.mark.slow
 def test_the_schedule():
     task = tasks.Text()
     assert task.rate(0, 400) == pytest.approx(1 / 20)

@@ -9,6 +9,7 @@ from torch.distributions import MultivariateNormal, kl_divergence
 import gnomon
 from gnomon import groups as g
 from gnomon.testing import random_element
+from support.marks import slow_where
 
 LINEAR = [
     g.Dense(4),
@@ -198,7 +199,7 @@ def test_with_momentum_it_equals_an_independent_reference(form):
         torch.testing.assert_close(q.covariance(), cov, rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", slow_where(FORMS, lambda form: form == "precision"))
 @pytest.mark.parametrize("group", LINEAR, ids=repr)
 def test_maximum_likelihood_recovers_the_moments(group, form):
     """On the submanifold the known optimum of the cross-entropy is the target itself."""

@@ -6,6 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import gnomon
 from gnomon import groups as g
+from support.marks import slow_where
 from support.points import FORMS, random_point
 from support.structures import STRUCTURES
 
@@ -43,7 +44,7 @@ def test_samples_have_the_covariance(form):
 
 
 @pytest.mark.parametrize("order", [1, 2, None])
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", slow_where(FORMS, lambda form: form != "outer"))
 @pytest.mark.parametrize(
     "group", [g.Dense(3), g.Triangular(3), g.Arrow(4), g.Kronecker(g.Dense(2), g.Dense(2))], ids=repr
 )

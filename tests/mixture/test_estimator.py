@@ -21,6 +21,7 @@ from support.marks import slow_where
 from support.mixtures import FORMS, blobs, blocks, heisenberg
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning")
 @parametrize_with_checks(
     [

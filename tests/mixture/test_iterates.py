@@ -39,6 +39,7 @@ def test_every_iterate_is_a_valid_mixture_of_the_structure(structure, form, batc
         assert (np.diff(last.loss_curve_) <= 1e-8).all()  # each step is checked, or a line search's
 
 
+@pytest.mark.slow
 def test_warm_start_goes_on_where_the_last_fit_ended():
     X, _ = blobs(spread=1.0)
     model = GaussianMixture(3, structure=g.Arrow, max_iter=1, warm_start=True, random_state=0)

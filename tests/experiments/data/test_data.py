@@ -235,6 +235,7 @@ def test_limits_take_the_first_of_a_mixed_order(tmp_path):
     assert len(set(part._train.labels.tolist())) == 3
 
 
+@pytest.mark.slow
 def test_a_part_of_the_training_set_is_held_out(tmp_path):
     write_folders(tmp_path, count=8, classes=("a", "b"))
     whole = data.load("image-folder", tmp_path)
@@ -263,6 +264,7 @@ SETS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SETS)
 def test_a_batch_is_a_function_of_indices_and_generator(tmp_path, name):
     SETS[name](tmp_path)

@@ -123,6 +123,7 @@ def test_an_interrupted_run_ends_as_one_that_was_not(optimizer, tmp_path, every_
     assert_equal(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_convolutions_in_channels_last_and_dropout_resume_too(tmp_path, every_step, monkeypatch):
     class Network(nn.Module):
         def __init__(self, classes, channels):
@@ -384,6 +385,7 @@ def test_schedules():
     assert rate(completed(Config(schedule="constant")), 10**6, 10) == 1
 
 
+@pytest.mark.slow
 def test_runs_depend_on_the_seed_alone():
     losses = [train(small(epochs=1, seed=seed)).epochs[-1].loss for seed in (0, 0, 1)]
     assert losses[0] == losses[1] != losses[2]
@@ -431,6 +433,7 @@ def written(path, config, errors, seconds=2.0):
     return path
 
 
+@pytest.mark.slow
 def test_the_papers_table(tmp_path):
     cnn = Config(model="cnn", data="cifar100", epochs=12)
     runs = [

@@ -11,6 +11,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gnomon.optim import INGD, stepping
 from gnomon.optim.compiling import compiled
+from support.marks import slow_where
 
 F64 = torch.float64
 
@@ -103,7 +104,9 @@ def scaled(factor):
 
 
 @pytest.mark.usefixtures("eager_compiler")
-@pytest.mark.parametrize("spoil", [None, no_gradient, not_finite, scaled(1e-200)])
+@pytest.mark.parametrize(
+    "spoil", slow_where([None, no_gradient, not_finite, scaled(1e-200)], lambda spoil: spoil is not not_finite)
+)
 def test_compiled_moves(spoil):
     plain, _ = trained(network(9, 8, 7, 6), spoil=spoil)
     found, graphs = trained(network(9, 8, 7, 6), spoil=spoil, compile=True)
@@ -126,6 +129,7 @@ def test_compiled_moves_stay_finite_where_gradients_are_hardly_numbers():
     assert all(tensor.isfinite().all() for tensor in found)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_compiler")
 def test_compiled_moves_of_layers_that_are_preconditioned_together():
     """Their order is another than the model's; the second one has no gradient."""

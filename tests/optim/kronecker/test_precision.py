@@ -10,7 +10,6 @@ from gnomon.groups import Dense
 from gnomon.optim import INGD
 from gnomon.optim.ingd import published_precond_lr
 from gnomon.optim.square import Square
-from support.marks import slow_where
 from support.teaching import kept, student, teacher, train
 
 HALF = [torch.bfloat16, torch.float16]
@@ -48,8 +47,9 @@ def in_float32(steps, **settings):
     return regression(steps, **settings)[1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", HALF)
-@pytest.mark.parametrize("preset", slow_where(["paper", "robust"], lambda preset: preset == "robust"))
+@pytest.mark.parametrize("preset", ["paper", "robust"])
 def test_factors_move_during_the_published_warm_up(preset, dtype):
     """Steps of b1 = 0.0002, of which plain rounding to bfloat16 would lose every one."""
 
@@ -93,9 +93,10 @@ def test_a_dense_factor_moves_alike_in_either_form(b1):
     torch.testing.assert_close(root**2, moved, rtol=0.08, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scaled", [False, True])
-@pytest.mark.parametrize("dtype", slow_where(HALF, lambda dtype: dtype == torch.bfloat16))
-@pytest.mark.parametrize("factors", slow_where([None, torch.bfloat16], lambda factors: factors is not None))
+@pytest.mark.parametrize("dtype", HALF)
+@pytest.mark.parametrize("factors", [None, torch.bfloat16])
 def test_autocast(dtype, scaled, factors):
     """A scale that overflows float16 at first costs the scaler's steps, and nothing else."""
     (x, y), model = teacher(), student()

@@ -5,7 +5,6 @@ import torch
 
 from gnomon.optim import INGD
 from gnomon.optim.rounding import rounded
-from support.marks import slow_where
 from support.teaching import kept, student, teacher, train
 
 HALF = [torch.bfloat16, torch.float16]
@@ -34,7 +33,8 @@ def test_rounding_is_seeded_and_leaves_what_needs_none():
         assert torch.equal(rounded(short, dtype, seed=0).float(), short)
 
 
-@pytest.mark.parametrize("dtype", slow_where(HALF, lambda dtype: dtype == torch.float16))
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", HALF)
 def test_a_seed_fixes_the_run(dtype):
     """Whatever else draws random numbers; see test_state.py for runs that are resumed."""
     runs = []
