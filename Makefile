@@ -45,10 +45,10 @@ lint: $(READY) ## ruff, mypy and the import contract
 	$(BIN)/lint-imports
 
 test: lint ## the linters, then the test suite
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 test-quick: $(READY) ## the tests that neither start processes nor are slow; about a minute
-	$(BIN)/pytest --numprocesses 2 -m 'not spawns and not slow'
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not spawns and not slow'
 
 test-vision: $(VISION_READY) ## the tests of the networks from timm, in an environment of their own
 	$(VISION)/bin/pytest tests/experiments/models/test_vision.py

@@ -1,11 +1,20 @@
-"""Settings of every test: one BLAS thread a worker, and the same random numbers whatever ran before."""
+"""Settings of every test: one BLAS thread a worker, and the same random numbers whatever ran before.
+
+torch is imported when a test runs: with pytest-xdist the process that starts the workers runs none.
+"""
 
 import pytest
-import torch
 
-torch.set_num_threads(1)
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    import torch
+
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
+    import torch
+
     torch.manual_seed(0)

@@ -51,6 +51,7 @@ def test_files_and_figures(tiny, tmp_path):
     assert (tmp_path / "new" / "mlp.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_one_that_fails_is_reported_and_the_others_go_on(tiny, tmp_path, monkeypatch):
     def broken(model):
         raise RuntimeError("no such layer\nand more")

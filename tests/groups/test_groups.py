@@ -88,7 +88,7 @@ def test_the_suite_finds_mistakes(broken, complaint):
         g.Diagonal(200_000),
         g.BlockDiagonal(200_000, 3),
         g.Arrow(200_000, rank=3),
-        g.Heisenberg(200_000, 3, 2),
+        pytest.param(g.Heisenberg(200_000, 3, 2), marks=pytest.mark.slow),
         pytest.param(g.Toeplitz(200_000), marks=pytest.mark.slow),
         g.BlockTriangular((g.Diagonal(100_000), g.Dense(2), g.Toeplitz(3)), upper=True),
         g.Kronecker(g.Arrow(500), g.Diagonal(400)),

@@ -105,6 +105,7 @@ def test_is_deterministic_and_leaves_the_global_generators_alone(batch_size):
     np.testing.assert_array_equal(np.random.get_state()[1], numpy_before)  # noqa: NPY002
 
 
+@pytest.mark.slow
 def test_pickles_and_copies():
     X, _ = blobs()
     model = GaussianMixture(3, structure=heisenberg, random_state=0, warm_start=True).fit(X)

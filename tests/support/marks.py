@@ -3,6 +3,10 @@
 import pytest
 
 
-def slow_where(values, condition):
-    """The same cases, of which those that meet the condition are slow."""
-    return [pytest.param(value, marks=pytest.mark.slow) if condition(value) else value for value in values]
+def slow_where(cases, condition):
+    """The same cases, of which those that meet the condition are slow; a tuple is a case of several arguments."""
+    return [_slow(case) if condition(case) else case for case in cases]
+
+
+def _slow(case):
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)

@@ -228,6 +228,7 @@ def test_python_text():
     assert last * text.context + text.context - 1 + text.context + 1 <= len(text._text)
 
 
+@pytest.mark.slow
 def test_limits_take_the_first_of_a_mixed_order(tmp_path):
     write_folders(tmp_path, count=8, classes=("a", "b", "c"))
     whole, part = data.load("image-folder", tmp_path), data.load("image-folder", tmp_path, train_limit=15)

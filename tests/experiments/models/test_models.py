@@ -88,7 +88,7 @@ def test_images(name, channels, size):
         pytest.param("convmixer256-12", "dense", marks=pytest.mark.slow),
         ("cnn", "dense"),
         ("mlp", "dense"),
-        ("gpt", "dense"),
+        pytest.param("gpt", "dense", marks=pytest.mark.slow),
     ],
 )
 def test_ingd_knows_each_layer(name, structure):

@@ -249,6 +249,7 @@ def test_a_full_disk_leaves_the_last_checkpoint(where, tmp_path, monkeypatch):
     assert_equal(tmp_path / "whole", tmp_path / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full here")
 def test_a_device_that_is_really_full(tmp_path):
     run = RunFolder(tmp_path / "run")
@@ -260,6 +261,7 @@ def test_a_device_that_is_really_full(tmp_path):
     assert run.checkpoint.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_run(tmp_path):
     train(small(epochs=1), tmp_path / "mlp")
     train(small(epochs=1, optimizer="adamw"), tmp_path / "adamw")
@@ -277,6 +279,7 @@ def test_a_checkpoint_of_another_run(tmp_path):
     assert_one_line(command("train", "--output", tmp_path / "adamw", "--resume"), "another model")
 
 
+@pytest.mark.slow
 def test_a_folder_with_a_run(tmp_path):
     arguments = ["train", *options(**{**SMALL, "epochs": 1}), "--output", tmp_path / "run"]
     assert command(*arguments).exit_code == 0

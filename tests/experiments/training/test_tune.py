@@ -70,6 +70,7 @@ def test_a_search_goes_on_where_it_was_stopped(runs, tmp_path, monkeypatch):
     assert len(runs) == 6
 
 
+@pytest.mark.slow
 def test_a_trial_of_a_process_that_was_killed_is_tried_again(runs, tmp_path, monkeypatch):
     def killed(config, data):
         raise SystemExit  # leaves the trial as a killed process does
@@ -82,6 +83,7 @@ def test_a_trial_of_a_process_that_was_killed_is_tried_again(runs, tmp_path, mon
     assert runs[0].lr == completed(Config(optimizer="sgd")).lr
 
 
+@pytest.mark.slow
 def test_divergence_is_a_result(tmp_path, monkeypatch):
     monkeypatch.setattr(tuning, "SPREAD", 1e30)
     search = tuning.tune(BASE, ["sgd"], 4, tmp_path)[0]

@@ -123,6 +123,7 @@ def test_compiled_moves_where_squares_vanish_or_overflow(factor):
     torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_compiler")
 def test_compiled_moves_stay_finite_where_gradients_are_hardly_numbers():
     found, _ = trained(network(9, 8, 7, 6).float(), spoil=scaled(1e-44), compile=True)
@@ -139,6 +140,7 @@ def test_compiled_moves_of_layers_that_are_preconditioned_together():
     assert torch.equal(found[2], network(5, 6, 5, 6, 5)[2].weight)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_compiler")
 def test_compiled_moves_of_convolutions():
     def convolutional():
@@ -151,6 +153,7 @@ def test_compiled_moves_of_convolutions():
     assert graphs == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_compiler")
 def test_compiled_moves_follow_schedules_and_groups():
     def settings(model):

@@ -76,6 +76,7 @@ def short_move(group, a, pressure):
     return group.move(a, tuple(-share * block for block in pressure), 2)
 
 
+@pytest.mark.slow
 def test_the_fixed_point():
     """tr(H_C)/d H_K + (c2/d) K^T K = I and its twin, reached by bounded steps."""
     left, right = groups.Dense(4), groups.Dense(3)
@@ -101,6 +102,7 @@ def test_preconditioning_is_the_product_of_both_sides(left, right):
     )
 
 
+@pytest.mark.slow
 def test_the_fixed_point_of_gradient_curvature():
     """The two equations of the nearest Kronecker product, exactly, for the mean over a set of gradients."""
     torch.manual_seed(0)

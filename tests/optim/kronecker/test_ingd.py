@@ -77,10 +77,11 @@ def reference(model, batches, lr, a1, b1, a2, gamma, damping, T, outside):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "tolerance"), [(torch.float64, 1e-10), pytest.param(torch.float32, 1e-6, marks=pytest.mark.slow)]
+    ("dtype", "tolerance"),
+    slow_where([(torch.float64, 1e-10), (torch.float32, 1e-6)], lambda case: case[0] == torch.float32),
 )
 @pytest.mark.parametrize("T", slow_where([1, 10], lambda T: T == 10))
-@pytest.mark.parametrize("outside", [False, True])
+@pytest.mark.parametrize("outside", slow_where([False, True], bool))
 @pytest.mark.parametrize("name", ["linear", "convolution", "sequence"])
 def test_fifty_steps_equal_the_figure(name, outside, T, dtype, tolerance):
     torch.manual_seed(0)
@@ -107,7 +108,7 @@ def test_fifty_steps_equal_the_figure(name, outside, T, dtype, tolerance):
 
 
 @pytest.mark.skipif(importlib.util.find_spec("singd") is None, reason="singd is not installed (pip install singd)")
-@pytest.mark.parametrize("T", [1, 10])
+@pytest.mark.parametrize("T", slow_where([1, 10], lambda T: T == 10))
 @pytest.mark.parametrize("name", ["linear", "convolution"])
 def test_equal_to_singd(name, T):
     from singd.optim.optimizer import SINGD

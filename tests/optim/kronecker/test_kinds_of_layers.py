@@ -15,7 +15,7 @@ OPTIMIZERS = [INGD, KFAC]
 
 
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-@pytest.mark.parametrize("dims", [{}, {"kdim": 3, "vdim": 5}])
+@pytest.mark.parametrize("dims", slow_where([{}, {"kdim": 3, "vdim": 5}], bool))
 def test_attention(kind, dims):
     torch.manual_seed(0)
     model = nn.MultiheadAttention(8, 2, batch_first=True, **dims)
@@ -29,7 +29,8 @@ def test_attention(kind, dims):
     assert {r.treatment for r in rows if "weight" in r.name} == {f"{kind.__name__}, gradient curvature"}
 
 
-@pytest.mark.parametrize("batch_first", slow_where([True, False], lambda batch_first: not batch_first))
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_first", [True, False])
 def test_transformer_layers(batch_first):
     torch.manual_seed(0)
     layer = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=batch_first)

@@ -10,6 +10,7 @@ from gnomon.optim import INGD
 from support.runs import OPTIMIZERS
 
 
+@pytest.mark.slow
 def test_steps_do_not_leave_anything_behind():
     """State and memory are the same in each interval."""
     torch.manual_seed(0)

@@ -8,11 +8,15 @@ from torch import nn
 
 from gnomon.optim import INGD
 from gnomon.optim.structures import NAMES
+from support.marks import slow_where
 from support.matrices import F64
 from support.runs import same_run, trained, wide, wide_batches
 
 
-@pytest.mark.parametrize(("structure", "limit"), [("dense", 8.5), ("triangular", 5.0), ("diagonal", 1.1)])
+@pytest.mark.parametrize(
+    ("structure", "limit"),
+    slow_where([("dense", 8.5), ("triangular", 5.0), ("diagonal", 1.1)], lambda case: case[0] == "triangular"),
+)
 def test_memory_of_the_state(structure, limit):
     """On the perceptron 784-512-512-10, with the momentum and the cached products."""
     model = nn.Sequential(nn.Linear(784, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))

@@ -10,6 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from gnomon.optim import INGD, KFAC
 from gnomon.optim.shortcut import VERDICT
 from gnomon.optim.structures import NAMES
+from support.marks import slow_where
 from support.matrices import F64
 from support.runs import wide
 
@@ -68,7 +69,11 @@ def quietly(optimizer, loss, steps=4, shortcut=None):
 
 
 @pytest.mark.parametrize(
-    ("name", "samples"), [*[(name, 2) for name in QUIET], *[(name, 40) for name in ("robust", "paper", "kfac")]]
+    ("name", "samples"),
+    slow_where(
+        [*[(name, 2) for name in QUIET], *[(name, 40) for name in ("robust", "paper", "kfac")]],
+        lambda case: case[0] in NAMES,
+    ),
 )
 def test_no_step_waits(name, samples):
     model = mixed_model()

@@ -60,15 +60,15 @@ def alone(monkeypatch, sizes, *args, **kwargs):
 
 @pytest.mark.parametrize(
     ("name", "kind"),
-    [
-        *[(name, "linear") for name in STACKED if name != "kfac-paper"],
-        *[
-            pytest.param(name, "convolutions", marks=pytest.mark.slow)
-            for name in ("robust", "paper", "diagonal", "triangular", "arrow", "kfac")
+    slow_where(
+        [
+            *[(name, "linear") for name in STACKED if name != "kfac-paper"],
+            *[(name, "convolutions") for name in ("robust", "paper", "diagonal", "triangular", "arrow", "kfac")],
+            ("robust", "few-rows"),
+            ("kfac", "few-rows"),
         ],
-        ("robust", "few-rows"),
-        ("kfac", "few-rows"),
-    ],
+        lambda case: case[0] not in OPTIMIZERS or case[1] == "convolutions",
+    ),
 )
 def test_layers_that_are_alike_together(name, kind, monkeypatch, stack_sizes):
     make, shape = MODELS[kind]
@@ -90,9 +90,10 @@ def without_gradient(step, model, optimizer):
         model[6].bias.grad = None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "meddle",
-    slow_where([frozen_for_a_while, without_gradient], lambda meddle: meddle is frozen_for_a_while),
+    [frozen_for_a_while, without_gradient],
     ids=lambda f: f.__name__,
 )
 @pytest.mark.parametrize(

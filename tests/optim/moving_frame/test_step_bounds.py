@@ -37,8 +37,9 @@ def test_no_learning_rate_leaves_the_manifold(group, lr, form):
     torch.linalg.cholesky(factor @ factor.mT)
 
 
-@pytest.mark.parametrize("form", slow_where(["covariance", "precision"], lambda form: form == "precision"))
-@pytest.mark.parametrize("lr", slow_where([1e-3, 1.0, 1e3], lambda lr: lr < 1e3))
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["covariance", "precision"])
+@pytest.mark.parametrize("lr", [1e-3, 1.0, 1e3])
 def test_no_learning_rate_spoils_a_gaussian(form, lr):
     x = torch.randn(50, 4, generator=generator()) @ torch.randn(4, 4, generator=generator(1)) + 3
     q = gnomon.Gaussian(g.Arrow(4), form=form, dtype=torch.float32)

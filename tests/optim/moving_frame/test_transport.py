@@ -10,6 +10,7 @@ from gnomon.problems import LogDet, MetricNearness
 from support.framed import Velocity, descend, generator
 
 
+@pytest.mark.slow
 def test_the_correction_helps_momentum_on_triangular_factors():
     """Small steps, strong momentum: the corrected path stays closer to exact heavy ball than the plain one."""
     problem = MetricNearness.random(6, 10.0, generator=generator())
