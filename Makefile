@@ -10,7 +10,7 @@ VISION_READY := $(VISION)/.ready
 export OMP_NUM_THREADS := 1
 export MKL_NUM_THREADS := 1
 
-.PHONY: help setup demo test test-vision lint bench docs clean
+.PHONY: help setup demo test test-quick test-vision lint bench docs clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -45,10 +45,13 @@ lint: $(READY) ## ruff, mypy and the import contract
 	$(BIN)/lint-imports
 
 test: lint ## the linters, then the test suite
-	$(BIN)/pytest --numprocesses 2
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+test-quick: $(READY) ## the tests that neither start processes nor are slow; about a minute
+	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not spawns and not slow'
 
 test-vision: $(VISION_READY) ## the tests of the networks from timm, in an environment of their own
-	$(VISION)/bin/pytest tests/test_vision.py
+	$(VISION)/bin/pytest tests/experiments/models/test_vision.py
 
 bench: $(READY) ## beside other libraries, written to benchmarks/RESULTS.md; more than an hour
 	$(BIN)/python benchmarks/spd.py --write

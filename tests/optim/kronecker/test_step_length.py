@@ -1,0 +1,102 @@
+"""The direction and the length of a step."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from gnomon.optim import INGD
+from gnomon.optim.moves import rms_of
+from support.matrices import F64, close
+from support.perceptron import batches
+from support.teaching import teacher
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e15])
+def test_the_size_of_a_step_at_any_scale(scale):
+    model = nn.Linear(5, 3)
+    optimizer = INGD(model, 1e-2, weight_decay=0.0)
+    before = model.weight.clone()
+    (scale * model(batches(1)[0]).square().mean()).backward()
+    optimizer.step()
+    assert 0.2e-2 < (model.weight - before).square().mean().sqrt() < 0.6e-2
+
+
+def test_the_step_has_the_given_size():
+    model = nn.Linear(6, 4)
+    optimizer = INGD(model, 1e-2, weight_decay=0.0, step_rms=0.3)
+    before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
+    x, _ = teacher()
+    model(x).square().mean().backward()
+    optimizer.step()
+    after = torch.cat([p.detach().flatten() for p in model.parameters()])
+    assert (after - before).square().mean().sqrt().item() == pytest.approx(0.3e-2, rel=1e-4)
+
+
+def test_the_predicted_change_is_bounded():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 4, bias=False)
+    x = torch.randn(64, 6)
+    before = model.weight.detach().clone()
+    optimizer = INGD(model, 10.0, kl_clip=1e-3, weight_decay=0.0, momentum=0.0)
+    model(x).square().sum(-1).mean().backward()
+    gradient = model.weight.grad.clone()
+    optimizer.step()
+    K, C = optimizer.factors("")
+    step, natural = before - model.weight.detach(), C @ C.T @ gradient @ K @ K.T
+    share = (step.norm() / (10.0 * natural.norm())).item()
+    torch.testing.assert_close(step, 10.0 * share * natural)
+    assert 10.0**2 * share**2 * (gradient * natural).sum().item() == pytest.approx(1e-3, rel=1e-3)
+
+
+def test_a_step_is_along_nesterovs_average_and_as_long_as_asked():
+    """Against the formulas of INGD's docstring, with factors that do nothing and a step that is skipped."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    optimizer = INGD(model, 0.1, momentum=0.8, weight_decay=0.3, step_rms=0.2, structure="identity")
+    weights = [torch.cat([m.weight, m.bias[:, None]], 1).detach() for m in (model[0], model[2])]
+    averages = [torch.zeros_like(w) for w in weights]
+    for number in range(8):
+        optimizer.zero_grad()
+        (model(torch.randn(6, 5, dtype=F64)).square().sum() * (math.nan if number == 4 else 1)).backward()
+        optimizer.step()
+        for i, m in enumerate((model[0], model[2])):
+            g = torch.cat([m.weight.grad, m.bias.grad[:, None]], 1)
+            if number != 4:
+                averages[i] = 0.8 * averages[i] + 0.2 * g
+                ahead = 0.8 * averages[i] + 0.2 * g
+                weights[i] = (1 - 0.1 * 0.3) * weights[i] - 0.1 * 0.2 * ahead / ahead.square().mean().sqrt()
+            close(torch.cat([m.weight, m.bias[:, None]], 1).detach(), weights[i])
+            close(optimizer.state[m.weight]["momentum_buffer"], averages[i][:, :-1])
+    assert optimizer.skipped_steps == 1
+
+
+def test_the_root_mean_square_of_directions_in_float16():
+    large = torch.full((1, 99, 101), 6e4, dtype=torch.float16)
+    close(rms_of([large], large.device), large[0, 0, :1].double(), 1e-5)
+
+
+@pytest.mark.parametrize("scale", [1e-32, 1e-17, 1e-14, 1.0, 1e14, 1e17, 1e32])
+def test_the_root_mean_square_of_directions(scale):
+    torch.manual_seed(1)
+    shapes = (1, 501, 100), (3, 35, 20), (1, 1, 5000), (1, 5000, 1), (2, 1, 1)
+    stacks = [scale * torch.randn(shape) for shape in shapes]
+    stacks[0], stacks[1] = stacks[0][..., :99], stacks[1][..., :19]  # with gaps between the rows
+    true = torch.cat([stack.double().square().mean((1, 2)).sqrt() for stack in stacks])
+    found = rms_of(stacks, stacks[0].device)
+    assert found.dtype == F64
+    if 1e-15 < scale < 1e15:
+        close(found, true, 1e-6)
+    else:
+        # Two deviations of a sample. Of a single number the mean magnitude says nothing.
+        assert ((found / true)[:-2] - 1).abs().max() < 0.05
+        assert ((found / true) > 0.5).all()
+        assert ((found / true) < 2).all()
+    close(rms_of([stack.double() for stack in stacks], stacks[0].device), true)
+    if 1e-14 < scale < 1e4:
+        halved = [stack.bfloat16() for stack in stacks]
+        close(rms_of(halved, stacks[0].device), rms_of([stack.float() for stack in halved], stacks[0].device), 1e-6)
+    stacks[0][0, 123, 4] = math.nan
+    assert rms_of(stacks, stacks[0].device).isfinite().tolist() == [False] + 7 * [True]
+    assert (rms_of([0 * stack for stack in stacks[1:]], stacks[0].device) == 0).all()

@@ -1,0 +1,67 @@
+"""Structures of factors: by name, by pattern, by size and by block."""
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import unfold
+
+from gnomon import groups
+from gnomon.optim import INGD
+from support.marks import slow_where
+
+NAMES = ["dense", "triangular", "diagonal", "block", "arrow", "heisenberg", "toeplitz", "identity"]
+FACTORIES = {
+    "upper": lambda k: groups.Triangular(k, upper=True),
+    "small blocks": lambda k: groups.BlockDiagonal(k, min(k, 3)),
+    "pair": (groups.Triangular, groups.Arrow),
+    "pattern": {"0": "diagonal", "[3-9]": ("toeplitz", "dense")},
+}
+
+
+@pytest.mark.parametrize(
+    "structure",
+    slow_where([*NAMES, *FACTORIES], lambda structure: structure not in ("dense", "diagonal", "pair", "pattern")),
+)
+@pytest.mark.parametrize("curvature", slow_where(["kfac", "gradient"], lambda curvature: curvature == "gradient"))
+def test_every_structure_trains(structure, curvature):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(5, 27), nn.LayerNorm(27), nn.Tanh(), nn.Linear(27, 2))
+    x = torch.randn(64, 5)
+    y = x[:, :2].sin()
+    optimizer = INGD(model, 5e-3, structure=FACTORIES.get(structure, structure), update_every=2, curvature=curvature)
+    losses = []
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_structures_by_pattern_and_by_size():
+    model = nn.ModuleDict({"small": nn.Linear(3, 4), "large": nn.Linear(3, 40), "other": nn.Linear(3, 4)})
+    optimizer = INGD(model, structure={"small": ("diagonal", "triangular"), "lar*": "toeplitz"}, max_dim=20)
+    rows = {row.name.split(".")[0]: (row.k, row.c) for row in optimizer.summary().rows}
+    assert rows == {
+        "small": ("Diagonal(4)", "Triangular(4)"),
+        "large": ("Toeplitz(4)", "Diagonal(40)"),
+        "other": ("Dense(4)", "Dense(4)"),
+    }
+
+
+def test_grouped_convolutions_apart_and_averaged():
+    conv = nn.Conv2d(4, 6, 3, groups=2)
+    assert INGD(conv).factors("")[0].shape == (2, 19, 19)
+    average = INGD(conv, grouped="average", preset="paper", precond_lr=1.0, damping=0.0, update_every=1)
+    x = torch.randn(5, 4, 6, 6)
+    y = conv(x)
+    g = torch.randn_like(y)
+    (y * g).sum().backward()
+    average.step()
+    patches = unfold(x.unflatten(1, (2, 2)).mean(1), 3).mT.flatten(0, 1)
+    rows = torch.cat([patches, torch.ones(len(patches), 1)], 1)
+    outputs = g.flatten(2).mT.flatten(0, 1)
+    mu_aa, mu_gg = rows.T @ rows / len(rows), 5 * outputs.T @ outputs
+    wanted = torch.eye(19) - 0.5 * (mu_gg.trace() / 6 * mu_aa - torch.eye(19))
+    torch.testing.assert_close(average.factors("")[0], wanted, rtol=1e-4, atol=1e-2)

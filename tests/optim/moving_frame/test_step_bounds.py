@@ -1,0 +1,111 @@
+"""How far a step goes: any learning rate, max_step, clipping."""
+
+import math
+
+import pytest
+import torch
+from torch import optim
+
+import gnomon
+from gnomon import groups as g
+from gnomon import riemannian
+from gnomon.problems import MetricNearness, random_spd
+from gnomon.testing import random_element
+from support.framed import descend, generator
+from support.marks import slow_where
+from support.structures import STRUCTURES
+
+
+@pytest.mark.parametrize("form", slow_where(["outer", "inner", "inverse"], lambda form: form != "outer"))
+@pytest.mark.parametrize("lr", slow_where([1e-3, 1e-1, 1.0, 1e1, 1e3], lambda lr: lr < 1e3))
+@pytest.mark.parametrize(
+    "group", slow_where(STRUCTURES, lambda group: not isinstance(group, (g.Dense, g.Triangular, g.Arrow))), ids=repr
+)
+def test_no_learning_rate_leaves_the_manifold(group, lr, form):
+    """float32, max_step=1: 200 steps stay finite and positive definite."""
+    problem = MetricNearness.random(group.k, 100.0, dtype=torch.float32, generator=generator())
+    point = gnomon.SPD(group, factor=form, dtype=torch.float32)
+    optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=lr, momentum=0.9), max_step=1.0)
+    for _ in range(200):
+        optimizer.zero_grad()
+        problem(point).backward()
+        optimizer.step()
+        factor = point.factor_matrix().detach().double()
+        assert bool(factor.isfinite().all())
+        assert float(torch.linalg.svdvals(factor).min()) > 0
+    assert optimizer.skipped_steps == 0
+    torch.linalg.cholesky(factor @ factor.mT)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["covariance", "precision"])
+@pytest.mark.parametrize("lr", [1e-3, 1.0, 1e3])
+def test_no_learning_rate_spoils_a_gaussian(form, lr):
+    x = torch.randn(50, 4, generator=generator()) @ torch.randn(4, 4, generator=generator(1)) + 3
+    q = gnomon.Gaussian(g.Arrow(4), form=form, dtype=torch.float32)
+    optimizer = gnomon.moving_frame(optim.SGD(q.parameters(), lr=lr, momentum=0.9), max_step=1.0)
+    assert math.isfinite(descend(optimizer, lambda: -q.log_prob(x).mean(), 200))
+    assert optimizer.skipped_steps == 0
+    torch.linalg.cholesky(q.covariance().detach().double())
+
+
+@pytest.mark.parametrize("transport", ["auto", "corrected", "none"])
+@pytest.mark.parametrize("group", [g.Triangular(6), g.Heisenberg(6, 1, 1)], ids=repr)
+def test_corrected_transport_comes_with_a_bound(group, transport):
+    """With the correction no direction of tau changes by more than a factor e (and a little, at order 2)."""
+    point = gnomon.SPD(group, order=None, dtype=torch.float64)
+    optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=100.0), transport=transport)
+    (random_spd(6, generator=generator()) * point.matrix()).sum().backward()
+    optimizer.step()
+    change = torch.linalg.eigvalsh(point.matrix().detach()).log().abs().max().item()
+    assert (change <= 1.001) == (transport != "none")
+
+
+def test_the_bound_does_not_grow_tighter_with_size():
+    """Arrow to 0.1 I: as fast at k = 10,000 as at k = 10."""
+    for k in (10, 10_000):
+        point = gnomon.SPD(g.Arrow(k))
+        optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=0.3, momentum=0.5))
+        descend(optimizer, lambda p=point: p.group.squared_norm(p.element()) / 0.1 - p.logdet(), 40)
+        torch.testing.assert_close(point.quad(torch.eye(1, k)), torch.tensor([0.1]), rtol=1e-3, atol=0.0)
+
+
+def test_kronecker_steps_respect_the_radius():
+    group = g.Kronecker(g.Dense(2), g.Dense(3))
+    point = gnomon.SPD(group, order=None, dtype=torch.float64)
+    optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=100.0), max_step=1.0)
+    point.logdet().backward()  # the common scale, which both factors move
+    optimizer.step()
+    assert point.distance(torch.eye(6, dtype=torch.float64)).item() <= 1 + 1e-9
+
+
+def test_a_cut_step_takes_its_momentum_along_and_spares_the_rest_of_the_batch():
+    point = gnomon.SPD(3, batch_shape=(2,), dtype=torch.float64)
+    optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=1.0, momentum=0.9), max_step=0.5)
+    scale = torch.tensor([10.0, 0.01], dtype=torch.float64)
+    (scale * point.logdet()).sum().backward()
+    grad = point.eta.grad.clone()
+    optimizer.step()
+    buffer = optimizer.state[point.eta]["momentum_buffer"]
+    torch.testing.assert_close(buffer[0].norm(), torch.tensor(0.5, dtype=torch.float64))
+    torch.testing.assert_close(buffer[1], grad[1])
+
+
+def test_gradient_clipping_is_geodesic_clipping():
+    point = gnomon.SPD(g.Arrow(6), dtype=torch.float64)
+    point.frame.copy_(point.group.pack(random_element(point.group)))
+    tau = point.matrix().detach()
+    weight = random_spd(6, generator=generator())
+    (weight * point.matrix()).sum().backward()
+    length = torch.nn.utils.clip_grad_norm_(point.parameters(), 0.25)
+    assert float(length) > 0.25
+    gnomon.moving_frame(optim.SGD(point.parameters(), lr=1e-4)).step()
+    assert riemannian.distance(tau, point.matrix()).item() == pytest.approx(0.25e-4, rel=1e-3)
+
+
+def test_installing_again_changes_the_settings():
+    point = gnomon.SPD(3, dtype=torch.float64)
+    optimizer = gnomon.moving_frame(gnomon.moving_frame(optim.SGD(point.parameters(), lr=10.0)), max_step=0.5)
+    point.logdet().backward()
+    optimizer.step()
+    assert point.distance(torch.eye(3, dtype=torch.float64)).item() == pytest.approx(0.5, rel=0.02)
