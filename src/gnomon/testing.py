@@ -119,7 +119,7 @@ def check_storage(group: Group, device: torch.device | str = "cpu") -> None:
     assert group.flatten(a).numel() == group.numel, f"{group}: numel is wrong"
     assert group.dim <= group.numel, f"{group}: dim exceeds numel"
     _close(group, "unflatten(flatten(a))", group.to_dense(group.unflatten(group.flatten(a))), group.to_dense(a), 0)
-    _close(group, "identity", group.to_dense(group.identity(dtype=torch.float64, device=device)), eye, 0)
+    _close(group, "identity", group.to_dense(group.identity(dtype=torch.float64, device=device)), eye)
     _close(group, "from_dense(to_dense(a))", group.to_dense(group.from_dense(group.to_dense(a))), group.to_dense(a))
     dense = group.to_dense(a)
     factor = group.to_dense(group.factor(dense @ dense.mT))

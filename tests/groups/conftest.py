@@ -2,11 +2,11 @@
 
 import pytest
 
-from gnomon.groups import products
+from gnomon import linalg
 
 
 @pytest.fixture
 def small_panels(monkeypatch):
     """Many panels and aligned rows at small sizes."""
-    monkeypatch.setattr(products, "PANEL", 16)
-    monkeypatch.setattr(products, "LARGE", 3)
+    monkeypatch.setattr(linalg, "PANEL", 16)
+    monkeypatch.setattr(linalg, "ALIGNED_WIDTH", 3)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gnomon.groups import products
+from gnomon import linalg
 from support.matrices import F64, LAYOUTS, close, laid_out
 
 
@@ -14,7 +14,7 @@ from support.matrices import F64, LAYOUTS, close, laid_out
 def test_products(shape, batch, layout):
     n, k, m = shape
     a, b = torch.randn(*batch, n, k, dtype=F64), torch.randn(*batch, k, m, dtype=F64)
-    close(products.product(laid_out(a, layout), laid_out(b, layout)), a @ b)
+    close(linalg.product(laid_out(a, layout), laid_out(b, layout)), a @ b)
 
 
 @pytest.mark.usefixtures("small_panels")
@@ -26,7 +26,7 @@ def test_symmetric_products(k, batch, layout):
     rows, s = torch.randn(*batch, 7, k, dtype=F64), torch.randn(*batch, k, k, dtype=F64)
     a, s = torch.randn(*batch, k, k, dtype=F64), s + s.mT
     for left, right in ((rows.mT, rows), (a.mT, s @ a), (s, s)):
-        found = products.symmetric_product(laid_out(left, layout), laid_out(right, layout))
+        found = linalg.symmetric_product(laid_out(left, layout), laid_out(right, layout))
         close(found, left @ right, 1e-10)
     assert torch.equal(found[..., :16, 16:], found[..., 16:, :16].mT)
 
@@ -34,13 +34,13 @@ def test_symmetric_products(k, batch, layout):
 @pytest.mark.usefixtures("small_panels")
 def test_products_of_batches_of_different_shapes():
     a, b = torch.randn(3, 1, 37, 5, dtype=F64), torch.randn(2, 5, 4, dtype=F64)
-    close(products.product(a, b), a @ b)
+    close(linalg.product(a, b), a @ b)
     rows = torch.randn(37, 5, dtype=F64)
-    close(products.symmetric_product(rows.expand(2, 37, 5), rows.mT), (rows @ rows.mT).expand(2, 37, 37))
+    close(linalg.symmetric_product(rows.expand(2, 37, 5), rows.mT), (rows @ rows.mT).expand(2, 37, 37))
 
 
 @pytest.mark.usefixtures("small_panels")
-@pytest.mark.parametrize("multiply", [products.product, products.symmetric_product], ids=["plain", "symmetric"])
+@pytest.mark.parametrize("multiply", [linalg.product, linalg.symmetric_product], ids=["plain", "symmetric"])
 def test_gradients_pass_through_products(multiply):
     a = torch.randn(40, 3, dtype=F64, requires_grad=True)
     grad = torch.randn(40, 40, dtype=F64)

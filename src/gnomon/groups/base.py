@@ -2,42 +2,22 @@
 
 from __future__ import annotations
 
-import math
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from ..linalg import align, is_differentiated, probe, spectral_norm_by_powers
+from ..linalg import is_differentiated, probe, spectral_norm_by_powers, widen
+from . import derived
+from .elements import Blocks, Element, accumulate, add, times
 from .operator import SymmetricOperator
 
-Element: TypeAlias = tuple[Tensor, ...]
-"""The blocks of a group or algebra element, each with the same leading batch dimensions."""
+__all__ = ["ORDERS", "Element", "Group", "accumulate", "add", "check_order", "positive_size", "times"]
 
 ORDERS = (1, 2, None)
 """Truncations of the exponential: ``I + N``, ``I + N + N^2/2``, and the exponential itself."""
-
-_TAYLOR_RADIUS = 0.5  # the remainder of degree 15 is then below 0.5^16 / 16! < 1e-18
-
-
-def add(a: Element, b: Element, factor: float = 1) -> Element:
-    """``A + factor B``, blockwise."""
-    return tuple([torch.add(x, y, alpha=factor) for x, y in zip(a, b, strict=True)])
-
-
-def accumulate(a: Element, b: Element, factor: float = 1) -> Element:
-    """``A + factor B`` in the memory of A, which must be a fresh result."""
-    for x, y in zip(a, b, strict=True):
-        x.add_(y, alpha=factor)
-    return a
-
-
-def times(factor: float, element: Element) -> Element:
-    """Blockwise multiple."""
-    return tuple(factor * block for block in element)
 
 
 def positive_size(name: str, value: object) -> int:
@@ -56,7 +36,7 @@ def check_order(order: int | None) -> None:
         raise ValueError(f"order must be 1, 2 or None (the exact exponential), got {order!r}")
 
 
-class Group(ABC):
+class Group(Blocks, ABC):
     """A subgroup of GL(k), its Lie algebra, and what their operations cost.
 
     A group owns no state. An element ``A`` is a tuple of tensors (its blocks) whose shapes, behind any
@@ -70,58 +50,57 @@ class Group(ABC):
     identity. :meth:`scale` is that linear map, restricted to the coordinate space (a symmetric block is
     stored in full, and symmetrized); it is its own adjoint.
 
-    To add a structure, define the abstract methods and run :func:`gnomon.testing.check_group` on it.
+    To add a structure, set the attributes ``k``, ``shapes`` and ``dim``, define the abstract methods ``mul``,
+    ``apply`` and ``ldiv``, set the flags ``trivial_transport``, ``is_algebra`` and ``has_matrix_exp`` where their
+    defaults do not hold, and run :func:`gnomon.testing.check_group`. ``gnomon.groups.derived.DERIVED_FROM`` says
+    what every default is derived from. These hold under a condition, or cost more than the structure may ask for:
+
+    ===================================  ========================================================================
+    default                              derived from
+    ===================================  ========================================================================
+    ``restrict``, ``pullback``           ``apply`` and ``mul``, by reverse differentiation
+    ``apply_inverse``                    ``ldiv`` of the identity, ``apply``
+    ``to_dense``, ``logabsdet``          ``apply`` to the k columns of I; ``to_dense``, in O(k^3)
+    ``dual``                             ``restrict`` of the k x k matrix; override it for a sparse structure
+    ``from_dense``                       ``restrict``, ``dual``; the generators must be orthogonal
+    ``from_diagonal``, ``identity``      ``from_dense`` of a k x k matrix; ``from_diagonal``
+    ``scale``                            ``dual``, ``pullback``; the ``E_j + E_j^T`` must be orthogonal
+    ``unscale``, ``metric_dual``         ``scale``, ``dual``, ``pullback``
+    ``factor``                           ``apply_inverse``, ``restrict``, ``scale``, ``move``, by iteration
+    ``transposed``, ``transpose``        itself, as a symmetric structure is; ``to_dense``, ``from_dense``
+    ``congruence``, ``products``         ``to_dense``, ``restrict``; k products
+    ``norm_bound``, ``reach``            ``apply`` to magnitudes; the generators must have no negative entry
+    ``squared``, ``times_square``        the element itself; two calls of ``apply``
+    ===================================  ========================================================================
     """
 
     k: int
     """The matrices are k x k."""
-    shapes: tuple[tuple[int, ...], ...]
-    """Shape of each block."""
     dim: int
     """Degrees of freedom of the submanifold ``{A A^T}``."""
     trivial_transport: bool = False
     """Whether parallel transport is the identity on the coordinates (symmetric or abelian structures)."""
     is_algebra: bool = True
-    """Whether ``mul`` is bilinear in the blocks, so that ``N^2`` and polynomials in it are ``mul`` too."""
+    """Whether the structure is a linear space of matrices, so that ``N^2`` and polynomials in it are ``mul`` too."""
     has_matrix_exp: bool = True
     """Whether ``exp`` is the matrix exponential; otherwise it agrees with it to first order."""
 
-    # ------------------------------------------------------------------ storage
-    @property
-    def numel(self) -> int:
-        """Numbers stored for an element."""
-        return sum(self._sizes)
+    # ------------------------------------------------------------------ the core
+    @abstractmethod
+    def mul(self, a: Element, b: Element) -> Element:
+        """``A B``; a fresh result."""
 
-    @property
-    def _sizes(self) -> list[int]:
-        return [math.prod(shape) for shape in self.shapes]
+    @abstractmethod
+    def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
+        """``A x`` (or ``A^T x``) for each row ``x`` of ``(*batch, n, k)``."""
 
-    @property
-    def storage_shape(self) -> tuple[int, ...]:
-        """The shape of an element kept in one tensor: its only block's, or that of all blocks end to end."""
-        return self.shapes[0] if len(self.shapes) == 1 else (self.numel,)
+    @abstractmethod
+    def ldiv(self, a: Element, b: Element) -> Element:
+        """``A^-1 B``."""
 
-    def pack(self, a: Element) -> Tensor:
-        """Blocks to one tensor, ``(*batch, *storage_shape)``."""
-        return a[0] if len(a) == 1 else self.flatten(a)
-
-    def unpack(self, stored: Tensor) -> Element:
-        """One tensor to blocks, as views."""
-        return (stored,) if len(self.shapes) == 1 else self.unflatten(stored)
-
-    def flatten(self, a: Element) -> Tensor:
-        """Blocks to one vector, ``(*batch, numel)``."""
-        return torch.cat([block.flatten(-len(shape)) for block, shape in zip(a, self.shapes, strict=True)], -1)
-
-    def unflatten(self, flat: Tensor) -> Element:
-        """One vector to blocks, as views."""
-        parts = zip(flat.split(self._sizes, -1), self.shapes, strict=True)
-        return tuple(part if len(shape) == 1 else part.unflatten(-1, shape) for part, shape in parts)
-
-    def batch_shape(self, a: Element) -> torch.Size:
-        return a[0].shape[: a[0].ndim - len(self.shapes[0])]
-
+    # ------------------------------------------------------------------ elements
     def identity_like(self, a: Element) -> Element:
+        """The neutral element, once for each element of a batch."""
         return self.identity(self.batch_shape(a), dtype=a[0].dtype, device=a[0].device)
 
     def identity(
@@ -134,72 +113,62 @@ class Group(ABC):
         """The neutral element."""
         return self.from_diagonal(torch.ones(*batch_shape, self.k, dtype=dtype, device=device))
 
-    @property
-    def coordinate_sets(self) -> tuple[tuple[int, ...], ...]:
-        """Which blocks are orthonormal together: all of them, unless a group is normalized factor by factor."""
-        return (tuple(range(len(self.shapes))),)
+    def from_diagonal(self, diagonal: Tensor) -> Element:
+        """The element nearest to ``Diag(diagonal)``: that matrix itself, where the structure holds it."""
+        return self.from_dense(torch.diag_embed(diagonal))
 
-    # ------------------------------------------------------------------ the structure
-    @abstractmethod
-    def mul(self, a: Element, b: Element) -> Element:
-        """``A B``."""
+    def from_dense(self, matrix: Tensor) -> Element:
+        """The projection of a k x k matrix onto the structure."""
+        inner = self.restrict(derived.eye_like(self, matrix), matrix)
+        squares = derived.generator_squares(self, matrix.dtype, matrix.device)
+        return tuple(x / square for x, square in zip(inner, squares, strict=True))
 
-    @abstractmethod
-    def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
-        """``A x`` (or ``A^T x``) for each row ``x`` of ``(*batch, n, k)``."""
+    def to_dense(self, a: Element) -> Tensor:
+        """The k x k matrix. For people and tests."""
+        return self.apply(a, derived.eye_like(self, a[0]).expand(*self.batch_shape(a), -1, -1)).mT
 
-    @abstractmethod
+    def factor(self, tau: Tensor) -> Element:
+        """The group's Cholesky factor: ``A A^T = tau`` where tau is on the submanifold, and is near it elsewhere."""
+        return derived.nearest_factor(self, tau)
+
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
         """``A^-1 x`` (or ``A^-T x``) for each row ``x`` of ``(*batch, n, k)``."""
+        return self.apply(self.ldiv(a, self.identity_like(a)), rows, transpose)
 
-    @abstractmethod
-    def ldiv(self, a: Element, b: Element) -> Element:
-        """``A^-1 B``."""
-
-    @abstractmethod
     def logabsdet(self, a: Element) -> Tensor:
         """``log |det A|``, of the batch shape."""
+        return torch.linalg.slogdet(widen(self.to_dense(a))).logabsdet.to(a[0].dtype)
 
-    @abstractmethod
+    # ------------------------------------------------------------------ covectors and coordinates
     def restrict(self, x: Tensor, y: Tensor) -> Element:
         """``<E_j, X^T Y>`` for every generator, from rows ``X`` and ``Y``, without forming ``X^T Y``."""
+        return derived.adjoint_of_apply(self, x, y)
 
-    @abstractmethod
     def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
-        """``<E_j, A^T G>``: the gradient in ``N`` of ``f(A Exp(N))`` at 0 from ``G = df/dA``.
+        """``<E_j, A^T G>``: the gradient in ``N`` of ``f(A Exp(N))`` at 0 from ``G = df/dA``; a fresh result.
 
         Only the entries of ``G`` inside the structure matter, because the structure is closed under
         multiplication. With ``left`` it is ``<E_j, G A^T>``, for ``f(Exp(N) A)``.
         """
-
-    @abstractmethod
-    def scale(self, eta: Element) -> Element:
-        """``D . eta``: from orthonormal coordinates to the algebra."""
-
-    @abstractmethod
-    def unscale(self, n: Element) -> Element:
-        """The coordinates of an algebra element, ``N / D``."""
+        return derived.adjoint_of_mul(self, a, grad, left)
 
     def dual(self, n: Element) -> Element:
-        """The covector ``E_j -> <N, E_j>_F`` (``N`` itself where a block's entries are matrix entries)."""
-        return n
+        """The covector ``E_j -> <N, E_j>_F``: ``N`` itself where a block's entries are matrix entries."""
+        return self.restrict(derived.eye_like(self, n[0]), self.to_dense(n))
 
-    # ------------------------------------------------------------------ to and from dense
-    @abstractmethod
-    def to_dense(self, a: Element) -> Tensor:
-        """The k x k matrix. For people and tests."""
+    def scale(self, eta: Element) -> Element:
+        """``D . eta``: from orthonormal coordinates to the algebra; a fresh result."""
+        scales = derived.generator_scales(self, eta[0].dtype, eta[0].device)
+        return tuple(x * d for x, d in zip(eta, scales, strict=True))
 
-    @abstractmethod
-    def from_dense(self, matrix: Tensor) -> Element:
-        """The projection of a k x k matrix onto the structure."""
+    def unscale(self, n: Element) -> Element:
+        """The coordinates of an algebra element, ``N / D``."""
+        return self.scale(derived.symmetric_gram(self, n))  # <D_j (E_j + E_j^T), N + N^T>
 
-    @abstractmethod
-    def from_diagonal(self, diagonal: Tensor) -> Element:
-        """The element nearest to ``Diag(diagonal)``: that matrix itself, where the structure holds it."""
-
-    @abstractmethod
-    def factor(self, tau: Tensor) -> Element:
-        """The group's Cholesky factor: ``A A^T = tau`` where tau is on the submanifold, and is near it elsewhere."""
+    @property
+    def coordinate_sets(self) -> tuple[tuple[int, ...], ...]:
+        """Which blocks are orthonormal together: all of them, unless a group is normalized factor by factor."""
+        return (tuple(range(len(self.shapes))),)
 
     # ------------------------------------------------------------------ transposes
     @property
@@ -214,19 +183,19 @@ class Group(ABC):
     # ------------------------------------------------------------------ derived operations
     def matvec(self, a: Element, x: Tensor) -> Tensor:
         """``A x`` for vectors ``(*sample, *batch, k)``."""
-        return by_rows(self, a, x, lambda rows: self.apply(a, rows))
+        return derived.by_rows(self, a, x, lambda rows: self.apply(a, rows))
 
     def rmatvec(self, a: Element, x: Tensor) -> Tensor:
         """``A^T x`` for vectors ``(*sample, *batch, k)``."""
-        return by_rows(self, a, x, lambda rows: self.apply(a, rows, transpose=True))
+        return derived.by_rows(self, a, x, lambda rows: self.apply(a, rows, transpose=True))
 
     def solve(self, a: Element, x: Tensor) -> Tensor:
         """``A^-1 x`` for vectors ``(*sample, *batch, k)``."""
-        return by_rows(self, a, x, lambda rows: self.apply_inverse(a, rows))
+        return derived.by_rows(self, a, x, lambda rows: self.apply_inverse(a, rows))
 
     def rsolve(self, a: Element, x: Tensor) -> Tensor:
         """``A^-T x`` for vectors ``(*sample, *batch, k)``."""
-        return by_rows(self, a, x, lambda rows: self.apply_inverse(a, rows, transpose=True))
+        return derived.by_rows(self, a, x, lambda rows: self.apply_inverse(a, rows, transpose=True))
 
     def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
         """``A A^T x`` for each row ``x`` of ``(*batch, n, k)``; with ``overwrite`` it may be in the rows' memory."""
@@ -296,8 +265,10 @@ class Group(ABC):
         return (sums[0].amax(-1) * sums[1].amax(-1)).sqrt()
 
     def norm_estimate(self, n: Element) -> Tensor:
-        """About the spectral norm: from below, by four steps of the power method on ``N^T N``; of the batch shape."""
+        """About the spectral norm, from half of it to three times it, of the batch shape.
 
+        Here it is from below, by four steps of the power method on ``N^T N``.
+        """
         batch = self.batch_shape(n)
         start = probe(self.k, n[0].dtype, n[0].device).expand(*batch, 1, self.k)
         norms = spectral_norm_by_powers(lambda x: self.apply(n, x), lambda x: self.apply(n, x, transpose=True), start)
@@ -319,7 +290,7 @@ class Group(ABC):
         return linear if order == 1 else add(linear, self.mul(n, n), 0.5)
 
     def _exact_exp(self, n: Element) -> Element:
-        return taylor_exponential(self, n)
+        return derived.taylor_exponential(self, n)
 
     def move(self, a: Element, n: Element, order: int | None = None, left: bool = False) -> Element:
         """``A Exp(N)``, or ``Exp(N) A`` with ``left``, at a given order of the exponential.
@@ -353,53 +324,3 @@ class Group(ABC):
 
     def __hash__(self) -> int:
         return hash(repr(self))
-
-
-def taylor_exponential(group: Group, n: Element) -> Element:
-    """``Exp(N)`` by scaling and squaring of the Taylor polynomial of degree 15: products alone, so within the
-    structure.
-
-    The polynomial is evaluated in powers of ``N^4`` (Paterson and Stockmeyer), with six products. (The dense
-    ``torch.linalg.matrix_exp`` loses four digits at norms about 0.03.)
-    """
-    batch = group.batch_shape(n)
-    squarings = (group.norm_bound(n).double() / _TAYLOR_RADIUS).clamp(min=1).log2().ceil()
-    squarings = squarings.where(squarings.isfinite(), 0)
-    n = tuple(block * align(0.5**squarings, block).to(block.dtype) for block in n)
-    n2 = group.mul(n, n)
-    powers = [group.identity_like(n), n, n2, group.mul(n, n2)]
-    n4 = group.mul(n2, n2)
-    result: Element | None = None
-    for start in (12, 8, 4, 0):
-        if result is not None:
-            result = group.mul(result, n4)
-        for degree, power in enumerate(powers, start):
-            term = times(1 / math.factorial(degree), power)
-            result = term if result is None else add(result, term)
-    assert result is not None
-    for done in range(int(squarings.max()) if batch.numel() else 0):
-        squared = group.mul(result, result)
-        # Each batch element is squared as often as its own norm asks: more would only cost digits.
-        pairs = zip(result, squared, strict=True)
-        result = tuple(torch.where(align(squarings, new) > done, new, old) for old, new in pairs)
-    return result
-
-
-def by_rows(group: Group, a: Element, x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
-    """An operation on rows ``(*batch, n, k)`` for vectors ``(*sample, *batch, k)``."""
-    if x.ndim == 0 or x.shape[-1] != group.k:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}, but {group} acts on vectors of length {group.k} along the last "
-            "dimension; transpose x if its vectors are columns"
-        )
-    batch = group.batch_shape(a)
-    try:
-        shape = torch.broadcast_shapes(x.shape[:-1], batch)
-    except RuntimeError:
-        raise ValueError(
-            f"x has shape {tuple(x.shape)}, which does not broadcast with the batch shape {tuple(batch)}: "
-            f"give (*sample, *{tuple(batch)}, {group.k})"
-        ) from None
-    samples = math.prod(shape[: len(shape) - len(batch)])
-    rows = x.expand(*shape, group.k).reshape(samples, *batch, group.k).movedim(0, -2)
-    return operation(rows).movedim(-2, 0).reshape(*shape, group.k)

@@ -104,6 +104,9 @@ class BlockDiagonal(Group):
     def unscale(self, n: Element) -> Element:
         return self._each(Dense.unscale, n)
 
+    def dual(self, n: Element) -> Element:
+        return n
+
     def _total(self, quantity: Callable[[Dense, Element], Tensor], a: Element) -> Tensor:
         """A quantity of each block, summed."""
         stacked = quantity(self._stack, (a[0],)).sum(-1)

@@ -82,6 +82,9 @@ class Dense(Group):
     def unscale(self, n: Element) -> Element:
         return (n[0] + n[0].mT,)
 
+    def dual(self, n: Element) -> Element:
+        return n
+
     def retract(self, a: Element, eta: Element, order: int | None = 2, left: bool = False, sign: int = 1) -> Element:
         if order != 2:
             return super().retract(a, eta, order, left, sign)

@@ -55,6 +55,9 @@ class Diagonal(Group):
     def unscale(self, n: Element) -> Element:
         return (2 * n[0],)
 
+    def dual(self, n: Element) -> Element:
+        return n
+
     def trace(self, covector: Element) -> Tensor:
         return covector[0].sum(-1)
 

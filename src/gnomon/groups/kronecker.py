@@ -115,6 +115,10 @@ class Kronecker(Group):
         left, right = self._open(n)
         return (*times(self.right.k, self.left.dual(left)), *times(self.left.k, self.right.dual(right)))
 
+    def trace(self, covector: Element) -> Tensor:
+        """From the left factor's part, ``<E (x) I, M>``; the right factor's part gives the same."""
+        return self.left.trace(self._open(covector)[0])
+
     def squared_norm(self, a: Element) -> Tensor:
         left, right = self._open(a)
         return self.left.squared_norm(left) * self.right.squared_norm(right)
@@ -128,6 +132,11 @@ class Kronecker(Group):
         """Of ``N_K (x) I + I (x) N_C``."""
         left, right = self._open(n)
         return self.left.norm_bound(left) + self.right.norm_bound(right)
+
+    def norm_estimate(self, n: Element) -> Tensor:
+        """Of ``N_K (x) I + I (x) N_C``; far above where these cancel, as for a common scale of opposite signs."""
+        left, right = self._open(n)
+        return self.left.norm_estimate(left) + self.right.norm_estimate(right)
 
     def bracket(self, n: Element, m: Element) -> Element:
         return self._each(lambda g, n, m: g.bracket(n, m), n, m)

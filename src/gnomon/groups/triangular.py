@@ -110,6 +110,9 @@ class Triangular(Group):
     def unscale(self, n: Element) -> Element:
         return (n[0] / self._scales(n[0]),)
 
+    def dual(self, n: Element) -> Element:
+        return n
+
     @property
     def transposed(self) -> Group:
         return Triangular(self.k, not self.upper)
