@@ -6,8 +6,9 @@ The name stands for *Generalized NOrmal-coordinate MOmentum optimizatioN*; the m
 
 from importlib import import_module
 from types import ModuleType
+from typing import TYPE_CHECKING
 
-from . import baselines, groups, optim, problems, riemannian, testing
+from . import groups, optim, riemannian
 from .manifolds import SPD, Gaussian
 from .optim import moving_frame
 
@@ -27,8 +28,14 @@ __all__ = [
 ]
 
 
+if TYPE_CHECKING:
+    from . import baselines, problems, testing
+
+ON_DEMAND = ("baselines", "mixture", "problems", "testing")
+"""Modules that are imported when they are asked for, so that ``import gnomon`` is quick; mixture needs scikit-learn."""
+
+
 def __getattr__(name: str) -> ModuleType:
-    """``gnomon.mixture`` when it is asked for: it needs scikit-learn, the rest torch alone."""
-    if name == "mixture":
-        return import_module(".mixture", __name__)
+    if name in ON_DEMAND:
+        return import_module(f".{name}", __name__)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

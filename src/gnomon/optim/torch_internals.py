@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 current_backward_pass = torch._C._current_graph_task_id
 """The number of the backward pass that is running; -1 outside of one."""
 
-OPTIMIZER_ATTRIBUTES = ("_optimizer_", "_zero_grad", "_patch", "_hook")
+OPTIMIZER_ATTRIBUTES = ("_optimizer_", "_zero_grad", "_patch", "_hook", "_warned")
 """How the names of attributes begin that torch's optimizers set on themselves, and set again after a copy."""
 
 

@@ -23,8 +23,8 @@ from .config import CurvatureConfig, StepConfig
 from .curvature import Collector
 from .factor_rule import DirectionRule, FactorRule
 from .layers.base import FactoredLayer, Move, Settings, States, alike
-from .layers.registry import LayerRegistry
 from .preconditioner import Preconditioner
+from .registry import LayerRegistry
 from .sampling import Likelihood, sampled_loss
 from .saved_state import fitted_state, numbered
 from .strategy import Alone, SharingRule, alone

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from .curvature import THROUGH_ROWS
 from .layers.base import Settings
-from .layers.registry import LayerRegistry
 from .preconditioner import Preconditioner
+from .registry import LayerRegistry
 
 MAY_BE_MISSING = {"skipped_steps", "skipped_updates", "initial_lr", THROUGH_ROWS}
 """The settings of a group that are set only where they are needed."""
@@ -39,6 +39,8 @@ def fitted_state(
     """A copy of a state in the forms of the optimizer that is to load it; raises where it does not fit."""
     own, names, rule = copy.deepcopy(state_dict), registry.names(), preconditioner.rule
     check_groups(own, param_groups)
+    for group, mine in zip(own["param_groups"], param_groups, strict=True):
+        rule.check([registry.layers[p] for p in mine["params"] if p in registry.layers], group)
     for number, p in numbered(own["param_groups"], param_groups):
         found, wanted = own["state"].get(number, {}), {}
         if p in registry.layers:

@@ -13,7 +13,7 @@ from ...linalg import promoted
 from .config import StepConfig
 from .factor_rule import FactorRule
 from .layers.base import FactoredLayer, Settings
-from .layers.registry import LayerRegistry
+from .registry import LayerRegistry
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ....groups import Diagonal
-from ..config import CurvatureConfig
-from ..factor_rule import FactorRule
-from ..structures import Structure, check_structure, groups_for, unmatched
-from . import Matrix, find_matrices
-from .base import FactoredLayer, Settings
+from ...groups import Diagonal
+from .config import CurvatureConfig
+from .factor_rule import FactorRule
+from .layers import Matrix, find_matrices
+from .layers.base import FactoredLayer, Settings
+from .structures import Structure, check_structure, groups_for, unmatched
 
 WRAPPERS = ("_orig_mod.", "module.")
 """What ``torch.compile`` and ``DistributedDataParallel`` put before the names of a model."""
