@@ -29,5 +29,5 @@ def train(optimizer, loss, steps=150):
 
 def kept(optimizer):
     """The factors and their momenta, as they are stored."""
-    states = [optimizer.state[tracked.layer.weight] for tracked in optimizer._tracked.values()]
-    return [state[key] for state in states for key in sorted(state) if key.strip("m_").strip("KC") == ""]
+    states = [optimizer.state[weight] for weight in optimizer._layers]
+    return [state[key] for state in states for key in ("K", "C", "m_K", "m_C") if key in state]

@@ -6,7 +6,7 @@ import pytest
 from torch import nn
 
 from gnomon.optim import INGD
-from gnomon.optim.assignment import Assignment
+from gnomon.optim.distributed.assignment import Assignment
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])

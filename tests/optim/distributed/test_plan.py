@@ -69,7 +69,7 @@ def _measured(rank, count):
         torch.manual_seed(0)
         model = DistributedDataParallel(Small())
         optimizer = INGD(model, **EVERY, **settings)
-        sent = optimizer._sharing.ranks.sent
+        sent = optimizer._strategy.ranks.sent
         trained_step(model, optimizer, rank)
         with_update = dict(sent)
         sent.clear()
@@ -120,7 +120,7 @@ def _owners_of_a_layer_that_comes_later(rank, count):
     optimizer = INGD(DistributedDataParallel(model), shard="full")
     model[3].requires_grad_(True)
     optimizer.add_param_group({"params": [*model[3].parameters()]})
-    return [optimizer._sharing.owner(tracked) for tracked in optimizer._layers.values()]
+    return [optimizer._strategy.owner(layer) for layer in optimizer._layers.values()]
 
 
 @pytest.mark.spawns

@@ -7,7 +7,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from gnomon.optim import INGD, exchange
+from gnomon.optim import INGD
+from gnomon.optim.distributed import statistics_exchange
 from support.mixed import (
     STEPS,
     alone,
@@ -116,16 +117,19 @@ def _not_finite_at_one(rank, count):
 
 
 def _sent_early(rank, count):
-    """Messages of statistics that have left when the backward pass is at the second layer, with small buckets."""
-    exchange.BUCKET, usual = 1, exchange.BUCKET
+    """Bytes of statistics that have left when a backward pass is at the second layer, with small buckets.
+
+    The first ones wait until ranks agree on units; the fourth step is the next with an update.
+    """
+    statistics_exchange.BUCKET, usual = 1, statistics_exchange.BUCKET
     model, build = model_and(INGD)
     wrapped = DistributedDataParallel(model)
     optimizer = build(wrapped)
-    exchange.BUCKET = usual
-    left = []
-    model.conv.weight.register_hook(lambda g: left.append(optimizer._sharing.ranks.sent["statistics"]))
-    train(wrapped, optimizer, rank, count, steps=1)
-    return left[0], optimizer._sharing.ranks.sent["statistics"]
+    statistics_exchange.BUCKET = usual
+    left, sent = [], optimizer._strategy.ranks.sent
+    model.conv.weight.register_hook(lambda g: left.append(sent["statistics"]))
+    train(wrapped, optimizer, rank, count, steps=4)
+    return left, sent["statistics"]
 
 
 class Heads(nn.Module):
@@ -245,5 +249,6 @@ def test_ways_to_train():
         for key, value in first[name][0].items():
             assert torch.equal(value, second[name][0][key]), f"{name}: ranks differ in {key}"
     assert first["_not_finite_at_one"] == second["_not_finite_at_one"] == (True, 1, 0)
-    early, total = first["_sent_early"]
-    assert 0 < early < total
+    left, total = first["_sent_early"]
+    assert left[:3] == [0, total // 2, total // 2]
+    assert total // 2 < left[3] < total

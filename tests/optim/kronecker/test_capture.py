@@ -7,7 +7,7 @@ import weakref
 import torch
 from torch import nn
 
-from gnomon.optim.capture import Capture
+from gnomon.optim.kronecker.curvature import Capture
 
 
 class Owner:

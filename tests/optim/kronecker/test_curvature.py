@@ -39,10 +39,11 @@ def test_fisher_of_the_model_itself():
     output = model(x)
     optimizer.observe(output)
     nn.functional.cross_entropy(output, torch.zeros(20000, dtype=torch.long)).backward()
-    statistics = optimizer._tracked[model.weight].statistics
+    statistics = optimizer._collector.statistics(optimizer._layers[model.weight])
     probability = output[0].softmax(0).detach()
     wanted = probability.diag() - probability.outer(probability)
-    torch.testing.assert_close(statistics.outputs.s[0] * statistics.terms, wanted, rtol=0.05, atol=0.01)
+    found = statistics.outputs.matrix[0] * statistics.outputs.unit**2 * statistics.terms
+    torch.testing.assert_close(found, wanted, rtol=0.05, atol=0.01)
     assert model.weight.grad is not None
     optimizer.step()
     assert not torch.equal(optimizer.factors("")[1], torch.eye(4, dtype=torch.float64))

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.nn.functional import unfold
 
-from gnomon import groups
 from gnomon.optim import INGD
-from gnomon.optim.ingd import published_precond_lr
+from gnomon.optim.kronecker.dense_factor import DenseFactor
+from gnomon.optim.kronecker.factor_update import published_precond_lr
 from support.marks import slow_where
 
 
@@ -102,7 +102,7 @@ def test_fifty_steps_equal_the_figure(name, outside, T, dtype, tolerance):
         torch.testing.assert_close(m.weight, n.weight, rtol=tolerance, atol=tolerance)
         own = optimizer.state[m.weight]
         p, d = own["K"].shape[-1], own["C"].shape[-1]
-        momenta = groups.Dense(p).expand(own["m_K"])[0], groups.Dense(d).expand(own["m_C"])[0]
+        momenta = [DenseFactor(k).unpack_momentum(own[key])[0] for k, key in ((p, "m_K"), (d, "m_C"))]
         for ours, theirs in zip((own["K"], own["C"], *momenta), ("K", "C", "mK", "mC"), strict=True):
             torch.testing.assert_close(ours[0], state[n][theirs], rtol=tolerance, atol=tolerance)
 

@@ -118,10 +118,10 @@ def test_unusual_calls_and_sizes(kind):
     optimizer = kind(model, update_every=1)
     losses = train(model, optimizer, batches(10), lambda m, x: m.loss(x))
     assert losses[-1] < losses[0]
-    sample = optimizer._tracked[model.a.weight]
+    layer = optimizer._layers[model.a.weight]
     model.loss(batches(1)[0]).backward()
     model.loss(batches(1)[0]).backward()
-    assert sample.statistics.terms == 32  # two batches, although the model itself is never called
+    assert optimizer._collector.statistics(layer).terms == 32  # two batches, although the model itself is never called
     attention = nn.MultiheadAttention(8, 2)
     nn.utils.parametrizations.weight_norm(attention.out_proj)
     by_name = {row.name: row.treatment for row in kind(attention).summary().rows}

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD
-from gnomon.optim.matrices import is_known, layer_of
-from gnomon.optim.spatial import SpatialLayer
+from gnomon.optim.kronecker.layers import is_known, layer_of
 
 
 class Conv1D(nn.Module):
@@ -91,7 +90,7 @@ def test_rows_at_every_second_position_are_those_of_all_positions(name):
     torch.manual_seed(0)
     module, shape = MODULES[name]
     layer = layer_of(module.double())
-    if not isinstance(layer, SpatialLayer) or len(shape) < module.weight.ndim:
+    if not layer.has_axes or len(shape) < module.weight.ndim:
         pytest.skip("there are no positions, or no batch")
     x = torch.randn(5, *shape[1:], dtype=torch.float64)
     g = torch.randn_like(module(x))

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnomon.groups import Group
 from gnomon.optim import INGD, KFAC
-from gnomon.optim.structures import NAMES
+from gnomon.optim.kronecker.structures import NAMES
 from support.marks import slow_where
 from support.teaching import student, teacher, train
 

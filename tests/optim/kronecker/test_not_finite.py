@@ -67,18 +67,69 @@ def test_the_first_step_may_fail_too():
     assert train(model, optimizer, batches(40))[-1] < 0.7
 
 
+def factors_of(optimizer, layer):
+    state = optimizer.state[layer.weight]
+    return {key: state[key].clone() for key in ("K", "C", "A", "S", "A_inverse", "S_inverse") if key in state}
+
+
 @pytest.mark.parametrize("kind", OPTIMIZERS)
-def test_curvature_that_is_not_finite_skips_the_update_alone(kind):
+def test_squares_of_rows_that_overflow_and_vanish_skip_nothing(kind):
+    """Relative curvature is computed in units of its own."""
     model = nn.Linear(3, 2)
     optimizer = kind(model, update_every=1)
-    x = torch.full((4, 3), 1e25)  # finite gradients, but their squares are not
+    x = torch.full((4, 3), 1e25)
     before = model.weight.clone()
     (model(x) * 1e-26).sum().backward()
     optimizer.step()
-    assert optimizer.skipped_updates == 1
-    assert optimizer.skipped_steps == 0
+    assert (optimizer.skipped_updates, optimizer.skipped_steps) == (0, 0)
+    factors = factors_of(optimizer, model)
+    assert len(factors) >= 2
+    for key, value in factors.items():
+        assert value.isfinite().all(), key
+        assert not torch.equal(value[0], torch.eye(value.shape[-1])), key
     assert torch.isfinite(model.weight).all()
     assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_absolute_curvature_that_overflows_skips_the_update_alone(kind):
+    model = nn.Linear(3, 2)
+    optimizer = kind(model, preset="paper", update_every=1)
+    x = torch.full((4, 3), 1e25)  # gradients are finite, but their squares are not
+    before = model.weight.clone()
+    model(x).sum().backward()
+    optimizer.step()
+    assert (optimizer.skipped_updates, optimizer.skipped_steps) == (1, 0)
+    for key, value in factors_of(optimizer, model).items():
+        assert torch.equal(value[0], torch.eye(value.shape[-1])), key
+    assert torch.isfinite(model.weight).all()
+    assert not torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("settings", [{}, {"preset": "paper"}], ids=["robust", "paper"])
+def test_rows_that_are_not_finite_skip_the_update_alone(kind, settings):
+    """Where the user has made the gradients finite again."""
+    model = nn.Linear(3, 2)
+    optimizer = kind(model, 1e-3, update_every=1, **settings)
+    for number in range(4):
+        optimizer.zero_grad()
+        x = torch.randn(8, 3)
+        if number == 2:
+            x[0, 1] = math.inf
+            known, before = factors_of(optimizer, model), model.weight.clone()
+        model(x).cos().sum().backward()
+        for p in model.parameters():
+            p.grad.nan_to_num_(0.1, 0.1, 0.1)
+        optimizer.step()
+        if number == 2:
+            assert (optimizer.skipped_updates, optimizer.skipped_steps) == (1, 0)
+            for key, value in factors_of(optimizer, model).items():
+                assert torch.equal(value, known[key]), key
+            assert not torch.equal(model.weight, before)
+    assert optimizer.skipped_updates == 1
+    assert not any(torch.equal(value, known[key]) for key, value in factors_of(optimizer, model).items())
+    assert torch.isfinite(model.weight).all()
 
 
 @pytest.mark.parametrize("size", [0, 1])

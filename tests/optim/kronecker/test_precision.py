@@ -6,10 +6,11 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.groups import Dense
 from gnomon.optim import INGD
-from gnomon.optim.ingd import published_precond_lr
-from gnomon.optim.square import Square
+from gnomon.optim.kronecker.dense_factor import DenseFactor
+from gnomon.optim.kronecker.factor_update import published_precond_lr
+from gnomon.optim.kronecker.gram_factor import GramFactor
+from gnomon.optim.kronecker.statistics import RowMoment
 from support.teaching import kept, student, teacher, train
 
 HALF = [torch.bfloat16, torch.float16]
@@ -59,7 +60,7 @@ def test_factors_move_during_the_published_warm_up(preset, dtype):
         x = 0.5 * torch.randn(64, 128)
         optimizer = INGD(model, 0.0, preset=preset, precond_lr=published_precond_lr, update_every=1, **settings)
         train(optimizer, lambda: model(x).square().mean(), 60)
-        units = optimizer.state[model.weight].get("level", torch.ones(1)) ** 0.5
+        units = optimizer.state[model.weight].get("level", torch.ones(1)).float() ** 0.5
         # The diagonal, where changes are lost; zeros, as they are elsewhere at first, have finer neighbours.
         return torch.cat([(units * A @ A.mT).diagonal() - 1 for A in optimizer.factors("")])
 
@@ -82,14 +83,14 @@ def test_factors_in_half_precision_end_within_two_percent(structure, dtype):
 
 @pytest.mark.parametrize("b1", [0.2, 0.5])
 def test_a_dense_factor_moves_alike_in_either_form(b1):
-    """``K K^T`` where K is kept, and P where that is: half precision must not change how factors follow."""
+    """``K K^T`` where K is stored, and P where that is: half precision must not change how factors follow."""
     curvature, one = torch.linspace(0, 1 / b1, 13).view(-1, 1, 1), torch.ones(13, 1, 1)
     rows, ones, damping = curvature.sqrt(), torch.ones(13), torch.full((13,), 0.2)
-    square = Square(1)
-    push = square.push((one,), square.seen((one,), rows), None, ones, damping, 0.5, b1)
-    (moved,) = square.advance((one,), push, 2)
+    gram = GramFactor(1)
+    projection = gram.project((one,), RowMoment(rows, ones))
+    (moved,) = gram.moved((one,), gram.tangent((one,), projection, ones, damping, 0.5, b1), 2, -1.0)
     m = b1 / 2 * (curvature + 0.2 - 1)
-    (root,) = Dense(1).advance((one,), (m,), 2, -1.0)
+    (root,) = DenseFactor(1).moved((one,), (m,), 2, -1.0)
     torch.testing.assert_close(root**2, moved, rtol=0.08, atol=0)
 
 
@@ -125,8 +126,9 @@ def test_statistics_under_autocast_are_in_full_precision():
     with torch.autocast("cpu", torch.bfloat16):
         loss = (model(x).float() - y).square().mean()
         loss.backward()  # torch advises against it; it works all the same
-        statistics = [tracked.statistics for tracked in optimizer._tracked.values()]
-        assert all(t.dtype == torch.float32 for s in statistics for t in (*s.inputs.tensors, *s.outputs.tensors))
+        statistics = [optimizer._collector.statistics(layer) for layer in optimizer._layers.values()]
+        moments = [moment for s in statistics for moment in (s.inputs, s.outputs)]
+        assert all(t.dtype == torch.float32 for moment in moments for t in (*moment.tensors, moment.unit))
         optimizer.step()
     assert optimizer.skipped_updates == 0
 

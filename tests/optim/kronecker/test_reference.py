@@ -92,8 +92,7 @@ NAMES = ["lower", "upper", "diagonal", "block", "arrow", "heisenberg", "toeplitz
 @pytest.mark.parametrize("n", [3, 30])
 @pytest.mark.parametrize("structure", STRUCTURES, ids=NAMES)
 def test_one_update_of_structured_factors(structure, n):
-    """``m = b1/2 P(...)`` with the projection P of the dense gradient, which is 4 D . D . <E_j, .>, and ``K (I -
-    m)``."""
+    """``m = b1/2 P(...)`` and ``K (I - m)``, where P of a dense matrix is 4 D . D . <E_j, .>."""
     left, right = structure(P), structure(D)
     _, _, _, _, x, g = setting(n)
     generator = torch.Generator().manual_seed(3)

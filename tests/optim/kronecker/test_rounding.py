@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gnomon.optim import INGD
-from gnomon.optim.rounding import rounded
+from gnomon.optim.kronecker.rounding import rounded
 from support.teaching import kept, student, teacher, train
 
 HALF = [torch.bfloat16, torch.float16]

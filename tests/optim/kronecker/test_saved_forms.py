@@ -48,7 +48,7 @@ def test_a_state_is_loaded_into_any_form(old, new):
     fresh = INGD(other, update_every=1, **SETTINGS[new])
     if old == "with momentum" != new:
         # The settings of groups are loaded too, and these factors have no room for a momentum.
-        with pytest.raises(RuntimeError, match="precond_momentum was 0 when the optimizer was built and is 0.5 now"):
+        with pytest.raises(RuntimeError, match=r"precond_momentum was 0 when the optimizer was built and is 0\.5 now"):
             fresh.load_state_dict(saved)
         assert fresh.param_groups[0]["precond_momentum"] == 0
         return

@@ -10,7 +10,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnomon import groups
-from gnomon.optim import INGD, KFAC, forms
+from gnomon.optim import INGD
+from gnomon.optim.kronecker.factor_update import InverseFreeFactors
+from gnomon.optim.kronecker.inverse_factor import InverseFactors
+from gnomon.optim.kronecker.layers import base
 from support.marks import slow_where
 from support.matrices import F64
 from support.runs import OPTIMIZERS, convolutions, same_run, trained
@@ -38,20 +41,20 @@ MODELS = {
 def stack_sizes(monkeypatch):
     """How many layers were preconditioned together, for each product."""
     sizes = []
-    for cls in (INGD, KFAC):
+    for rule in (InverseFreeFactors, InverseFactors):
 
-        def spy(self, stack, *args, _times=cls._times, **kwargs):
+        def spy(self, stack, *args, _apply=rule.apply, **kwargs):
             sizes.append(len(stack))
-            return _times(self, stack, *args, **kwargs)
+            return _apply(self, stack, *args, **kwargs)
 
-        monkeypatch.setattr(cls, "_times", spy)
+        monkeypatch.setattr(rule, "apply", spy)
     return sizes
 
 
 def alone(monkeypatch, sizes, *args, **kwargs):
     """The same run, each layer on its own."""
     with monkeypatch.context() as patch:
-        patch.setattr(forms, "SMALL", -1)
+        patch.setattr(base, "SMALL", -1)
         sizes.clear()
         result = trained(*args, **kwargs)
         assert max(sizes) == 1
@@ -119,13 +122,13 @@ def test_curvature_that_is_not_finite_skips_its_layer_only(name, monkeypatch, st
     seen = {}
 
     def spoil(step, model, optimizer):
-        keys = ("K", "C", "KK", "CC", "m_K", "m_C", "level", "A", "S", "A_inverse")
+        keys = ("K", "C", "m_K", "m_C", "level", "A", "S", "A_unit", "S_unit", "A_inverse", "S_inverse", "A_updates")
         states = [optimizer.state[model[i].weight] for i in range(0, 16, 2)]
         if step == 4:
-            tracked = optimizer._tracked[model[6].weight]
-            s = tracked.statistics
-            spoilt = s.inputs.of([t * float("nan") for t in s.inputs.tensors])
-            tracked.statistics = replace(s, inputs=spoilt)
+            layer, collector = optimizer._layers[model[6].weight], optimizer._collector
+            s = collector.statistics(layer)
+            spoilt = s.inputs.of([t * float("nan") for t in s.inputs.tensors], s.inputs.unit)
+            collector.put_statistics(layer, replace(s, inputs=spoilt))
             seen["before"] = [{key: s[key].clone() for key in keys if key in s} for s in states]
         if step == 5:
             seen["after"] = [{key: s[key].clone() for key in keys if key in s} for s in states]
@@ -195,5 +198,5 @@ def calls_of_a_step(build):
 def test_stacks_need_fewer_calls(name, monkeypatch):
     build = functools.partial(OPTIMIZERS[name], update_every=1)
     stacked = calls_of_a_step(build)
-    monkeypatch.setattr(forms, "SMALL", -1)
+    monkeypatch.setattr(base, "SMALL", -1)
     assert 3 * stacked <= calls_of_a_step(build)

@@ -84,8 +84,10 @@ def test_a_state_of_another_model_is_refused():
         KFAC(perceptron()).load_state_dict(saved)
     paper = INGD(perceptron(), preset="paper")
     train(paper._model, paper, batches(2))
+    with pytest.raises(ValueError, match="another model, structure or preset: K of"):
+        INGD(perceptron(), preset="paper", structure="diagonal").load_state_dict(paper.state_dict())
     fresh = INGD(perceptron())
-    with pytest.raises(ValueError, match=r"preset: KK of .* is missing"):
+    with pytest.raises(ValueError, match=r"preset: level of .* is missing"):
         fresh.load_state_dict(paper.state_dict())
     with pytest.raises(ValueError, match="state_dict must have 'state' and 'param_groups'"):
         fresh.load_state_dict({})
@@ -93,3 +95,17 @@ def test_a_state_of_another_model_is_refused():
         INGD(nn.Linear(5, 3)).load_state_dict(saved)
     assert not fresh.state
     assert fresh.param_groups[0]["step"] == 0
+
+
+def test_a_state_with_other_forms_of_factors_is_converted():
+    """A small damping stores K, a large one K K^T; test_saved_forms.py has every pair of forms."""
+    model = perceptron(torch.float64)
+    optimizer = INGD(model, damping=1e-9)
+    train(model, optimizer, batches(5, torch.float64))
+    fresh = INGD(perceptron(torch.float64))
+    fresh.load_state_dict(optimizer.state_dict())
+    weights = optimizer._model[0].weight, fresh._model[0].weight
+    assert optimizer.state[weights[0]]["forms"].tolist() != fresh.state[weights[1]]["forms"].tolist()
+    for name in ("0", "3"):
+        for ours, theirs in zip(fresh.factors(name), optimizer.factors(name), strict=True):
+            torch.testing.assert_close(ours @ ours.mT, theirs @ theirs.mT)

@@ -5,8 +5,7 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD
-from gnomon.optim.layers import Thinning
-from gnomon.optim.matrices import layer_of
+from gnomon.optim.kronecker.layers import Thinning, layer_of
 
 
 def test_how_many_rows_are_enough():
@@ -38,8 +37,9 @@ def test_rows_that_are_left_out_are_made_up_for(size):
         optimizer = INGD(module, approx="expand", subsample=subsample)
         y = module(torch.ones(16, 2, size, size, dtype=torch.float64))
         (y.sum((2, 3)) * torch.arange(1.0, 4)).sum().backward()
-        seen = optimizer._tracked[module.weight].statistics
-        found.append((seen.outputs.energy, seen.inputs.energy / seen.rows, seen.terms))
+        seen = optimizer._collector.statistics(optimizer._layers[module.weight])
+        outputs, inputs = (moment.energy * moment.unit.square() for moment in (seen.outputs, seen.inputs))
+        found.append((outputs, inputs / seen.rows, seen.terms))
         optimizer.close()
     torch.testing.assert_close(found[0], found[1])
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.optim import INGD, forms
-from gnomon.optim.shortcut import VERDICT, Shortcut
+from gnomon.optim import INGD
+from gnomon.optim.kronecker.curvature import THROUGH_ROWS, Shortcut
 from support.marks import slow_where
 from support.matrices import F64
 from support.runs import OPTIMIZERS, same_run, trained, wide, wide_batches
@@ -23,7 +23,7 @@ def through_rows(monkeypatch):
 
     def spy(self, candidates, settings):
         right = verified(self, candidates, settings)
-        taken.append(any(tracked.rows is not None for tracked in candidates))
+        taken.append(any(record.rows is not None for _, record in candidates))
         return right
 
     monkeypatch.setattr(Shortcut, "verified", spy)
@@ -33,7 +33,7 @@ def through_rows(monkeypatch):
 def plainly(monkeypatch, taken, *args, **kwargs):
     """The same run, without rows."""
     with monkeypatch.context() as patch:
-        patch.setattr(forms, "through_rows", lambda *sizes: False)
+        patch.setattr(Shortcut, "may_serve", lambda *arguments: False)
         before = len(taken)
         result = trained(*args, **kwargs)
         assert not any(taken[before:])
@@ -49,7 +49,7 @@ def test_few_rows_give_the_same_steps(name, steps, every, bias, monkeypatch, thr
     run = (build, wide(bias), wide_batches(steps))
     ours = trained(*run)
     assert through_rows == [True] * steps
-    assert ours[1].param_groups[0][VERDICT] is True
+    assert ours[1].param_groups[0][THROUGH_ROWS] is True
     same_run(ours, plainly(monkeypatch, through_rows, *run))
 
 
@@ -80,7 +80,7 @@ def penalized(model, x):
 def test_a_penalty_in_the_loss_is_noticed(name, monkeypatch, through_rows):
     run = (functools.partial(OPTIMIZERS[name], update_every=2), wide(), wide_batches(8), penalized)
     ours = trained(*run)
-    assert ours[1].param_groups[0].get(VERDICT) is not True
+    assert ours[1].param_groups[0].get(THROUGH_ROWS) is not True
     assert not any(through_rows)
     same_run(ours, plainly(monkeypatch, through_rows, *run))
 
@@ -95,7 +95,7 @@ def test_a_penalty_that_leaves_no_version_is_noticed_at_the_first_step(name, mon
 
     run = (build, wide(), wide_batches(8))
     ours = trained(*run)
-    assert ours[1].param_groups[0][VERDICT] is False
+    assert ours[1].param_groups[0][THROUGH_ROWS] is False
     assert not any(through_rows)
     same_run(ours, plainly(monkeypatch, through_rows, *run))
 
@@ -123,7 +123,7 @@ def test_gradients_that_are_changed_before_the_step(name, change, monkeypatch, t
     if change is clipped:
         assert not any(through_rows)
     if change is replaced:
-        assert ours[1].param_groups[0][VERDICT] is False
+        assert ours[1].param_groups[0][THROUGH_ROWS] is False
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ def test_a_gradient_changed_behind_the_back_skips_a_step(name, which, monkeypatc
     ours = trained(*run, before_step=hidden)
     assert through_rows == [True] * 11 + [False] * 5
     assert ours[1].skipped_steps == 1
-    assert ours[1].param_groups[0][VERDICT] is False
+    assert ours[1].param_groups[0][THROUGH_ROWS] is False
     same_run(ours, plainly(monkeypatch, through_rows, *run, before_step=lost))
 
 
@@ -221,4 +221,4 @@ def test_a_gradient_that_is_not_finite_leaves_rows_in_use():
         (factor * model(torch.randn(2, 40, dtype=F64)).cos().mean()).backward()
         optimizer.step()
     assert optimizer.skipped_steps == 1
-    assert optimizer.param_groups[0]["through_rows"] is True
+    assert optimizer.param_groups[0][THROUGH_ROWS] is True

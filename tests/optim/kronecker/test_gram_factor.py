@@ -1,14 +1,23 @@
-"""The dense factor by its square, against the update of the factor itself."""
+"""The dense factor A by its product A A^T, against the update of A itself."""
 
 import pytest
 import torch
 from torch import nn
 
-from gnomon import groups
-from gnomon.groups.base import probe
-from gnomon.optim import INGD, forms
-from gnomon.optim.factors import Covariance, KroneckerFactors, Rows, Statistics
-from gnomon.optim.square import CURVED, Square, largest_eigenvalue, largest_eigenvalue_by_rows
+from gnomon.linalg import probe
+from gnomon.optim import INGD
+from gnomon.optim.kronecker.dense_factor import DenseFactor
+from gnomon.optim.kronecker.factor_forms import FactorPair
+from gnomon.optim.kronecker.factor_update import FORMS, curvature, gradient_curvature
+from gnomon.optim.kronecker.gram_factor import (
+    SECOND_ORDER,
+    GramFactor,
+    is_safe,
+    largest_eigenvalue,
+    largest_eigenvalue_by_rows,
+)
+from gnomon.optim.kronecker.statistics import MatrixMoment, RowMoment, Statistics
+from support.factors import tangents
 
 F64 = torch.float64
 
@@ -32,44 +41,52 @@ def estimate(matrix):
     return row.norm(dim=(-2, -1))
 
 
-@pytest.mark.parametrize("form", [Rows, Covariance])
+def moment_of(kind, x):
+    """The moment of rows, as they are or as a matrix."""
+    return kind(x if kind is RowMoment else x.mT @ x, x.new_ones(len(x)))
+
+
+@pytest.mark.parametrize("kind", [RowMoment, MatrixMoment])
 @pytest.mark.parametrize("limit", [0.05, 0.5])
-def test_updates_are_those_of_the_factor(form, limit):
+def test_updates_are_those_of_the_factor(kind, limit):
     """Five updates of a pair of factors; both sides, a batch of blocks, with and without the bound."""
     generator = torch.Generator().manual_seed(0)
-    factors, rate = KroneckerFactors(Square(7), Square(4)), 0.3
+    pair, rate = FactorPair(GramFactor(7), GramFactor(4)), 0.3
     p = [a @ a.mT for a in (random_factor(7, generator), random_factor(4, generator))]
     for _ in range(5):
         rows = [0.5 * torch.randn(2, 9, k, dtype=F64, generator=generator) for k in (7, 4)]
-        moments = [form(x if form is Rows else x.mT @ x) for x in rows]
-        curvature = factors.curvature((p[0],), (p[1],), Statistics(*moments, 9, 9))
-        pushes = factors.pressure((p[0],), (p[1],), curvature, 0.3, limit, rate)
-        seen = [torch.einsum("bij,bji->b", x.mT @ x, y) for x, y in zip(rows, p, strict=True)]
+        seen = curvature(pair, (p[0],), (p[1],), Statistics(*(moment_of(kind, x) for x in rows), 9, 9))
+        found = tangents(pair, (p[0],), (p[1],), seen.absolute(), 0.3, limit, rate)
+        traces = [torch.einsum("bij,bji->b", x.mT @ x, y) for x, y in zip(rows, p, strict=True)]
         wanted = []
         for i, k in enumerate((7, 4)):
             other = 11 - k
-            weight = (seen[1 - i] / other).view(-1, 1, 1)
+            weight = (traces[1 - i] / other).view(-1, 1, 1)
             s = rows[i].mT @ rows[i] * weight
             damping = 0.3 * p[1 - i].diagonal(dim1=-2, dim2=-1).sum(-1) / other
             excess = (damping * estimate(p[i]) - 1).clamp(min=0)
             b = torch.minimum(limit / estimate(s @ p[i]), 0.25 / excess).clamp(max=rate / 2).view(-1, 1, 1)
             wanted.append(plainly_moved(torch.linalg.cholesky(p[i]), s, damping, b))
-        groups_ = (factors.left, factors.right)
-        p = [g.advance((x,), push, 2)[0] for g, x, push in zip(groups_, p, pushes, strict=True)]
-        for found, expected in zip(p, wanted, strict=True):
-            torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
-            assert torch.equal(found, found.mT)
+        p = [form.moved((x,), m, 2, -1.0)[0] for form, x, m in zip(pair, p, found, strict=True)]
+        for new, expected in zip(p, wanted, strict=True):
+            torch.testing.assert_close(new, expected, rtol=1e-10, atol=1e-10)
+            assert torch.equal(new, new.mT)
         p = wanted
+
+
+def forms_of(optimizer, layer):
+    """The forms in which K and C of a layer are stored."""
+    return [FORMS[number] for number in optimizer.state[layer.weight]["forms"]]
 
 
 @pytest.mark.parametrize("structure", ["dense", "diagonal"])
 def test_small_updates_are_those_of_the_factor_itself(structure):
-    """To first order in b1 a square moves as its factor does: of the difference a quarter is left at half of b1."""
+    """To first order in b1 the product moves as its factor does: at half of b1 they differ by a quarter as much."""
 
     def after(precond_lr, momentum, steps=6):
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2)).double()
-        # A schedule keeps the factor itself.
+        # With a schedule of the momentum the factor itself is stored.
         build = {"precond_momentum": momentum, "max_factor_step": 1.0, "structure": (structure, "dense")}
         optimizer = INGD(model, lr=0.0, update_every=1, precond_lr=precond_lr, **build)
         x = torch.randn(20, 6, dtype=F64)
@@ -77,7 +94,7 @@ def test_small_updates_are_those_of_the_factor_itself(structure):
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-        assert ("CC" in optimizer.state[model[0].weight]) == (momentum == 0.0)
+        assert forms_of(optimizer, model[0])[1] == ("gram" if momentum == 0.0 else "factor")
         return [f @ f.mT for f in optimizer.factors("0")]
 
     differences = []
@@ -89,30 +106,32 @@ def test_small_updates_are_those_of_the_factor_itself(structure):
 
 
 @pytest.mark.parametrize("shape", [(3, 5), (5, 3)], ids=str)
-@pytest.mark.parametrize("kinds", [(Square, Square), (Square, groups.Dense), (groups.Dense, Square)])
+@pytest.mark.parametrize("kinds", [(GramFactor, GramFactor), (GramFactor, DenseFactor), (DenseFactor, GramFactor)])
 def test_curvature_of_a_gradient(kinds, shape):
-    """A factor K sees ``G^T C C^T G``: from rows where they are few, and elsewhere from that matrix."""
+    """The curvature of K is ``G^T C C^T G``: from rows where they are few, and elsewhere from that matrix."""
     (d, p), generator = shape, torch.Generator().manual_seed(1)
-    factors, gradient = KroneckerFactors(kinds[0](p), kinds[1](d)), torch.randn(2, d, p, dtype=F64, generator=generator)
+    pair, gradient = FactorPair(kinds[0](p), kinds[1](d)), torch.randn(2, d, p, dtype=F64, generator=generator)
     a = [random_factor(p, generator).tril(), random_factor(d, generator).tril()]
-    elements = [(x @ x.mT,) if kind is Square else (x,) for x, kind in zip(a, kinds, strict=True)]
-    plain = KroneckerFactors(*(groups.Dense(k) for k in (p, d))).gradient_curvature((a[0],), (a[1],), gradient)
-    found = factors.gradient_curvature(*elements, gradient)
+    elements = [(x @ x.mT,) if kind is GramFactor else (x,) for x, kind in zip(a, kinds, strict=True)]
+    plain = gradient_curvature(FactorPair(DenseFactor(p), DenseFactor(d)), (a[0],), (a[1],), gradient)
+    found = gradient_curvature(pair, *elements, gradient)
+    assert torch.equal(found.unit, plain.unit)
+    assert (found.weight_k, found.weight_c) == (plain.weight_k, plain.weight_c) == (1 / d, 1 / p)
     for x, kind, ours, theirs in zip(a, kinds, (found.in_k, found.in_c), (plain.in_k, plain.in_c), strict=True):
         torch.testing.assert_close(ours.trace, theirs.trace)
-        if kind is groups.Dense:
-            torch.testing.assert_close(ours.seen[0], theirs.seen[0])
+        if kind is DenseFactor:
+            torch.testing.assert_close(ours.covector[0], theirs.covector[0])
             continue
         inverse = torch.linalg.inv(x)
-        s = inverse.mT @ theirs.seen[0] @ inverse
-        assert (ours.seen is None) == (ours.half is not None)
-        if ours.seen is None:
+        s = inverse.mT @ theirs.covector[0] @ inverse
+        assert (ours.covector is None) == (ours.half is not None)
+        if ours.covector is None:
             torch.testing.assert_close(ours.half[0], s)
         else:
-            y, z, zx, _ = ours.seen
-            square = x @ x.mT
-            torch.testing.assert_close(y.mT @ z, square @ s @ square)
-            torch.testing.assert_close(y.mT @ zx @ z, square @ s @ square @ s @ square)
+            y, z, zx, _ = ours.covector
+            gram = x @ x.mT
+            torch.testing.assert_close(y.mT @ z, gram @ s @ gram)
+            torch.testing.assert_close(y.mT @ zx @ z, gram @ s @ gram @ s @ gram)
     torch.testing.assert_close(found.mean, plain.mean)
 
 
@@ -127,7 +146,7 @@ def test_the_largest_eigenvalue():
         torch.testing.assert_close(found, estimate(s @ a @ a.mT), rtol=1e-10, atol=0)
         assert (found <= 1.1 * true).all()
         assert (found >= 0.7 * true).all()
-        *_, z, zx, rx = Square(30).seen((a @ a.mT,), x * scale**0.5)
+        *_, z, zx, rx = GramFactor(30).project_rows((a @ a.mT,), x * scale**0.5)
         torch.testing.assert_close(largest_eigenvalue_by_rows(zx, rx, z), found, rtol=1e-10, atol=0)
     assert largest_eigenvalue(0 * a).abs().max() == 0
     assert largest_eigenvalue_by_rows(0 * zx, 0 * rx, 0 * z).abs().max() == 0
@@ -141,35 +160,34 @@ def test_the_largest_eigenvalue_of_numbers_at_the_ends_of_float32(scale):
         matrix = torch.diag(spectrum * scale)[None]
         found, x = estimate(matrix.double()), torch.diag(spectrum.sqrt() * scale**0.5)[None]
         torch.testing.assert_close(largest_eigenvalue(matrix).double(), found, rtol=1e-5, atol=0)
-        *_, z, zx, rx = Square(len(spectrum)).seen((torch.eye(len(spectrum))[None],), x)
+        *_, z, zx, rx = GramFactor(len(spectrum)).project_rows((torch.eye(len(spectrum))[None],), x)
         torch.testing.assert_close(largest_eigenvalue_by_rows(zx, rx, z).double(), found, rtol=1e-5, atol=0)
 
 
 def test_a_move_of_any_length_is_positive_definite():
     h = torch.linspace(0, 5, 1001, dtype=F64)
-    moved = 1 - 2 * h + CURVED * h**2
+    moved = 1 - 2 * h + SECOND_ORDER * h**2
     assert moved.min() >= 0.28
     assert (moved - (-2 * h).exp())[h <= 0.6].abs().max() < 0.03
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("form", [Rows, Covariance])
+@pytest.mark.parametrize("kind", [RowMoment, MatrixMoment])
 @pytest.mark.parametrize("spectrum", [torch.logspace(0, -5, 80), torch.tensor([1.0] + 79 * [1e-6])])
-def test_a_square_in_float32_stays_positive_definite(spectrum, form):
-    """At a tenth of the damping that ``keep_square`` asks for, with noise from batches of 20 rows."""
+def test_a_gram_factor_in_float32_stays_positive_definite(spectrum, kind):
+    """At a tenth of the damping that ``is_safe`` asks for, with noise from batches of 20 rows."""
     k, eps = 80, torch.finfo(torch.float32).eps
     damping = 80 * (eps / 0.1) ** (2 / 3) * (1 + 1e-6)
-    assert forms.keep_square(k, damping, eps)
-    assert not forms.keep_square(k + 1, damping, eps)
-    damping, group, generator = damping / 10, Square(k), torch.Generator().manual_seed(3)
+    assert is_safe(k, damping, eps)
+    assert not is_safe(k + 1, damping, eps)
+    damping, form, generator = damping / 10, GramFactor(k), torch.Generator().manual_seed(3)
     scale = spectrum / spectrum.square().mean().sqrt()
     turn, p = torch.linalg.qr(torch.randn(k, k, generator=generator))[0], torch.eye(k)[None]
     for _ in range(1000):
         x = scale * torch.randn(1, 20, k, generator=generator) @ turn
-        sight = form(x if form is Rows else x.mT @ x).sight(group, (p,))
         numbers = torch.tensor([1 / 20]), torch.tensor([damping])
-        push = group.push((p,), sight.seen, sight.half, *numbers, limit=0.5, rate=0.2)
-        (p,) = group.advance((p,), push, 2)
+        tangent = form.tangent((p,), form.project((p,), moment_of(kind, x)), *numbers, limit=0.5, rate=0.2)
+        (p,) = form.moved((p,), tangent, 2, -1.0)
     assert torch.equal(p, p.mT)
     values = torch.linalg.eigvalsh(p[0].double())
     assert values.min() > 1e-3
@@ -177,26 +195,26 @@ def test_a_square_in_float32_stays_positive_definite(spectrum, form):
 
 
 @pytest.mark.parametrize(
-    ("settings", "kept"),
+    ("settings", "form"),
     [
-        ({}, "KK"),
-        ({"memory": "low"}, "KK"),
-        ({"curvature": "gradient"}, "KK"),
-        ({"precond_momentum": 0.5}, "K"),
-        ({"precond_momentum": lambda step: 0.0}, "K"),
-        ({"convention": "outside"}, "K"),
-        ({"precond_dtype": torch.float64, "damping": 1e-6}, "K"),  # computed in float32
-        ({"precond_dtype": torch.bfloat16}, "K"),
-        ({"precond_dtype": torch.float16, "damping": 1.0}, "K"),  # rounded at random: not symmetric
-        ({"damping": 1e-6}, "K"),
-        ({"damping": lambda step: 0.2}, "K"),
-        ({"order": 1}, "K"),
-        ({"relative": False}, "K"),
-        ({"preset": "paper"}, "K"),
-        ({"structure": "triangular"}, "K"),
+        ({}, "gram"),
+        ({"memory": "low"}, "packed gram"),
+        ({"curvature": "gradient"}, "gram"),
+        ({"precond_momentum": 0.5}, "factor"),
+        ({"precond_momentum": lambda step: 0.0}, "factor"),
+        ({"convention": "outside"}, "factor"),
+        ({"precond_dtype": torch.float64, "damping": 1e-6}, "factor"),  # computed in float32
+        ({"precond_dtype": torch.bfloat16}, "factor"),
+        ({"precond_dtype": torch.float16, "damping": 1.0}, "factor"),  # rounded at random: not symmetric
+        ({"damping": 1e-6}, "factor"),
+        ({"damping": lambda step: 0.2}, "factor"),
+        ({"order": 1}, "factor"),
+        ({"relative": False}, "factor"),
+        ({"preset": "paper"}, "factor"),
+        ({"structure": "triangular"}, "factor"),
     ],
 )
-def test_where_the_square_is_kept(settings, kept):
+def test_where_the_product_is_stored(settings, form):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 2))
     optimizer = INGD(model, update_every=1, **settings)
@@ -205,11 +223,11 @@ def test_where_the_square_is_kept(settings, kept):
         model(torch.randn(20, 6)).square().mean().backward()
         optimizer.step()
     state = optimizer.state[model[0].weight]
-    assert kept in state
-    assert {"K": "KK", "KK": "K"}[kept] not in state
+    assert forms_of(optimizer, model[0]) == [form, form]
+    assert {"K", "C"} <= state.keys()
     K, C = optimizer.factors("0")
     assert K.shape == (7, 7)
     assert C.shape == (5, 5)
-    if kept == "KK":
-        square = Square(7, packed=settings.get("memory") == "low")
-        torch.testing.assert_close(K @ K.mT, square.unpack(state["KK"])[0][0] * state["level"] ** -0.5)
+    if form != "factor":
+        gram = GramFactor(7, packed=form == "packed gram")
+        torch.testing.assert_close(K @ K.mT, gram.unpack(state["K"])[0][0] * state["level"].float() ** -0.5)
