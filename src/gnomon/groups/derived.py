@@ -26,7 +26,7 @@ DERIVED_FROM: dict[str, tuple[str, ...]] = {
     "batch_shape": ("shapes",),
     "coordinate_sets": ("shapes",),
     "identity": ("from_diagonal",),
-    "identity_like": ("identity", "batch_shape"),
+    "identity_like": ("identity",),
     "from_diagonal": ("from_dense",),
     "from_dense": ("restrict", "dual"),
     "to_dense": ("apply",),
@@ -51,9 +51,9 @@ DERIVED_FROM: dict[str, tuple[str, ...]] = {
     "products": ("k",),
     "congruence": ("to_dense", "restrict"),
     "bracket": ("mul",),
-    "trace": ("identity_like", "flatten"),
+    "trace": ("identity_like",),
     "metric_dual": ("scale",),
-    "squared_norm": ("dual", "flatten"),
+    "squared_norm": ("dual",),
     "length": ("flatten",),
     "norm_bound": ("apply",),
     "norm_estimate": ("apply",),
@@ -65,7 +65,10 @@ DERIVED_FROM: dict[str, tuple[str, ...]] = {
     "__eq__": (),
     "__hash__": ("__repr__",),
 }
-"""What the default of each member of ``Group`` is derived from; the abstract methods and attributes have none."""
+"""What the default of each member of ``Group`` is derived from, apart from the storage of elements.
+
+The abstract methods, the attributes and the flags are not derived from anything.
+"""
 
 _TAYLOR_RADIUS = 0.5  # the remainder of degree 15 is then below 0.5^16 / 16! < 1e-18
 _FACTOR_STEPS = 100

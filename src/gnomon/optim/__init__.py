@@ -6,7 +6,7 @@ from .ingd import INGD
 from .kfac import KFAC
 from .lbfgs import LBFGS
 from .moving_frame import moving_frame
-from .newton import StructuredNewton
+from .structured_newton import StructuredNewton
 from .state import vector_state
 
 __all__ = [

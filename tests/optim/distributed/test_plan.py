@@ -63,18 +63,18 @@ CASES = {
 
 
 def _measured(rank, count):
-    """By case, the bytes sent in a step with an update and in one without, the memory and the plan's figures."""
+    """By case, the bytes sent in the first steps, of which two have an update, the memory and the plan's figures."""
     found = {}
     for name, settings in CASES.items():
         torch.manual_seed(0)
         model = DistributedDataParallel(Small())
         optimizer = INGD(model, **EVERY, **settings)
-        sent = optimizer._strategy.ranks.sent
-        trained_step(model, optimizer, rank)
-        with_update = dict(sent)
-        sent.clear()
-        trained_step(model, optimizer, rank)
-        found[name] = with_update, dict(sent), optimizer.memory_usage(), plan(optimizer, count)
+        sent, steps = optimizer._strategy.ranks.sent, []
+        for _ in range(EVERY["update_every"] + 1):
+            sent.clear()
+            trained_step(model, optimizer, rank)
+            steps.append(dict(sent))
+        found[name] = steps, optimizer.memory_usage(), plan(optimizer, count)
     return found
 
 
@@ -88,13 +88,19 @@ def measured():
 def test_ranks_send_and_store_what_the_plan_says(name):
     torch.manual_seed(0)
     planned = plan(INGD(Small(), **EVERY, **CASES[name]), 4)
+    # At the first update ranks agree on a unit for the inputs and one for the output gradients of each layer with rows.
+    units = 2 * 4 * sum(layer.statistics > 0 for layer in planned.layers)
     for rank, found in enumerate(measured()):
-        at_update, at_step, memory, there = found[name]
-        assert at_update.get("statistics", 0) == planned.statistics > 0
-        assert at_update.get("factors", 0) == planned.factors
-        assert at_update.get("directions", 0) == at_step.get("directions", 0) == planned.bytes_per_step
-        assert set(at_step) <= {"directions", "numbers"}
-        assert max(at_update.get("numbers", 0), at_step.get("numbers", 0)) < 32
+        (first, *others, last), memory, there = found[name]
+        for at_update in (first, last):
+            assert at_update.get("statistics", 0) == planned.statistics > 0
+            assert at_update.get("factors", 0) == planned.factors
+        for step in (first, *others, last):
+            assert step.get("directions", 0) == planned.bytes_per_step
+        for step in others:
+            assert set(step) <= {"directions", "numbers"}
+        assert first["numbers"] - last["numbers"] == units
+        assert max(step.get("numbers", 0) for step in (*others, last)) < 32
         # AdamW has a count for each of its parameters.
         assert planned.memory[rank] == pytest.approx(memory, abs=64)
         assert there == planned, "the same plan from an optimizer on several ranks"

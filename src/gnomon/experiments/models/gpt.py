@@ -1,5 +1,6 @@
 """A small decoder-only transformer after GPT-2 (Radford et al. 2019, "Language models are unsupervised multitask
-learners"). Its head has a bias and shares no weight with the embedding."""
+learners"). Its head has a bias and shares no weight with the embedding.
+"""
 
 from __future__ import annotations
 

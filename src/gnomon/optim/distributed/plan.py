@@ -181,14 +181,14 @@ def plan(optimizer: INGD, ranks: int, shard: Mode | None = None) -> Plan:
         raise ValueError(f"ranks must be an integer of at least 1, got {ranks!r}")
     shard = optimizer._shard if shard is None else shard
     check_choice("shard", shard, MODES)
-    tracked = [*optimizer._layers.values()]
-    owners: tuple[int | None, ...] = (None,) * len(tracked)
+    known = [*optimizer._layers.values()]
+    owners: tuple[int | None, ...] = (None,) * len(known)
     if shard != "none" and ranks > 1:
-        rows = [layer_row(optimizer._rule, layer, layer.name, optimizer._config, _uses(optimizer)) for layer in tracked]
+        rows = [layer_row(optimizer._rule, layer, layer.name, optimizer._config, _uses(optimizer)) for layer in known]
         costs = [row.bytes if WAYS[shard].stores_apart else row.update for row in rows]
         owners = Assignment.balanced(costs, ranks).owners
-    layers = tuple(_layer_plan(optimizer, one, shard, owner, ranks) for one, owner in zip(tracked, owners, strict=True))
-    others = itertools.islice(optimizer._rows(), len(tracked), None)  # layers come first
+    layers = tuple(_layer_plan(optimizer, one, shard, owner, ranks) for one, owner in zip(known, owners, strict=True))
+    others = itertools.islice(optimizer._rows(), len(known), None)  # layers come first
     return Plan(ranks, shard, layers, sum(row.bytes for row in others))
 
 

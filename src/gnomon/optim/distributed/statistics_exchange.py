@@ -22,14 +22,14 @@ Units = tuple[Tensor, Tensor]
 """The units of the moments of inputs and of output gradients."""
 
 
-def portions(items: Iterable[Item], size: Callable[[Item], int], room: int) -> list[list[Item]]:
-    """The items in their order, as many together as have room; a larger item alone."""
+def portions(items: Iterable[Item], size: Callable[[Item], int], capacity: int) -> list[list[Item]]:
+    """The items in their order, as many together as the capacity allows; a larger item alone."""
     found: list[list[Item]] = []
     left = 0
     for item in items:
         if size(item) > left:
             found.append([])
-            left = max(room, size(item))
+            left = max(capacity, size(item))
         found[-1].append(item)
         left -= size(item)
     return found

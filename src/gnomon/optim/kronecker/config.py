@@ -26,7 +26,8 @@ def resolves_preset(paper: Settings, shared: Collection[str] = ()) -> Callable[[
     given.
 
     ``shared`` are the names that the signature takes as ``**shared``. ``kl_clip`` without ``step_rms`` turns
-    ``step_rms`` off, because they are two ways to choose the length of a step."""
+    ``step_rms`` off, because they are two ways to choose the length of a step.
+    """
 
     def decorate(init: Init) -> Init:
         signature = inspect.signature(init)

@@ -2,7 +2,8 @@
 
 Rows are kept beside statistics where they are few: ``C C^T G K K^T = (g C C^T)^T (x K K^T)`` where ``G = g^T x``. That
 holds as long as the gradient of a weight is what its layer's batch gave and nothing else. It does not hold where the
-loss has a penalty on weights, or where somebody changed the gradient, so each step verifies it."""
+loss has a penalty on weights, or where somebody changed the gradient, so each step verifies it.
+"""
 
 from __future__ import annotations
 
@@ -242,7 +243,8 @@ class Shortcut:
         """Whether a batch has so few rows that to precondition them is cheaper, in the gradient's own type.
 
         From n rows it takes ``n (cost_K + cost_C + p d)`` multiplications instead of ``d cost_K + p cost_C``. A
-        gradient in half precision has too few digits to show whether it is the product of its rows."""
+        gradient in half precision has too few digits to show whether it is the product of its rows.
+        """
         dtype = view.weight.dtype
         if not (view.rows_give_gradient and self._is_right and x.dtype == dtype) or dtype in HALF:
             return False
@@ -320,7 +322,8 @@ class Capture:
     """Watches modules: each backward pass through one reaches ``receive``, if ``wants`` asked for it.
 
     The hooks hold this object weakly: they go with it, and a copy of the model has none. The two methods are held
-    weakly too, because their owner owns this object."""
+    weakly too, because their owner owns this object.
+    """
 
     def __init__(self, model: nn.Module, modules: list[nn.Module], wants: Filter, receive: Receiver) -> None:
         self.passes = 0

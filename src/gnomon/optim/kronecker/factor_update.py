@@ -8,7 +8,8 @@ gradients, :func:`update` computes::
 
 That function is pure. :class:`InverseFreeFactors` applies it to the factors in the optimizer's state. A factor has one
 of three forms with the same methods (:class:`~.factor_forms.FactorForm`). :mod:`.reference` has the same for dense
-factors in fifty lines."""
+factors in fifty lines.
+"""
 
 from __future__ import annotations
 

@@ -201,7 +201,8 @@ def _rates(
     """b, the weight and the damping as factors for matrices, from the largest eigenvalue of ``S P``.
 
     Beside the limit, ``2 b (damping p - 1)`` is bounded for the largest eigenvalue p of P: at 1 the second move would
-    be singular. A half leaves room for an eigenvalue that is estimated from below."""
+    be singular. A half leaves room for an eigenvalue that is estimated from below.
+    """
     excess = (damping * largest_eigenvalue(a[0]) - 1).clamp(min=0)
     b = torch.minimum(limit / (weight * largest), 0.25 / excess).clamp(max=rate / 2)
     return align(b, a[0]), align(weight.expand_as(b), a[0]), align(damping.expand_as(b), a[0])

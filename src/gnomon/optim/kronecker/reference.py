@@ -1,7 +1,8 @@
 """INGD as the paper has it (Fig. matDL_opt), for networks of linear layers.
 
 It is the same algorithm as ``INGD(model, preset="paper")``, without structures, other layers or any saving of work. It
-is there to be read, and the fast one is tested against it. """
+is there to be read, and the fast one is tested against it.
+"""
 
 from __future__ import annotations
 

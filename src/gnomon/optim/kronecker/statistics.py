@@ -2,7 +2,8 @@
 
 The moments of a layer's inputs x and output gradients g are ``x^T x`` and ``g^T g``, sums over the rows. Rows are
 stored in a unit of their own, a power of two near their largest entry, so that no square and no product of squares
-overflows or vanishes, whatever the scale of the inputs and of the loss."""
+overflows or vanishes, whatever the scale of the inputs and of the loss.
+"""
 
 from __future__ import annotations
 
@@ -148,7 +149,8 @@ def _cheapest_moment(form: MomentForm, a: Element | None, rows: Tensor, unit: Te
     """Few rows stay as they are.
 
     ``A^T (x^T x + damping I) A`` takes ``2 n k^2 + k^3`` multiplications from rows, as ``(x A)^T (x A) + damping A^T
-    A``, and ``n k^2 + 2 k^3`` from their matrix. The results agree to rounding."""
+    A``, and ``n k^2 + 2 k^3`` from their matrix. The results agree to rounding.
+    """
     if form.keeps_matrix and rows.shape[-2] <= form.size:
         return RowMoment(rows, unit)
     return summed_moment(form, a, rows, unit)

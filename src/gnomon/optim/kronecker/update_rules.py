@@ -2,7 +2,8 @@
 
 Every rule can be told on the device to do nothing. Gates are a tensor with 1 or 0 for each parameter. Where a gate is
 0, all that a rule writes stays as it is, without a branch on the host: directions are zeros there, and the weights of
-what is added and of what is forgotten become 0 and 1."""
+what is added and of what is forgotten become 0 and 1.
+"""
 
 from __future__ import annotations
 

@@ -173,7 +173,7 @@ class StructuredNewton(Optimizer):
                 velocity.add_(state["velocity"], alpha=group["momentum"])
             if not due:
                 return {"velocity": velocity}
-            momentum = self._pressure(structure, frame, hessian, 2 * group["precond_lr"])
+            momentum = self._tangent(structure, frame, hessian, 2 * group["precond_lr"])
             accumulate(momentum, old, group["precond_momentum"])
             momentum = _bounded(structure, momentum)
             step = times(-1, momentum)
@@ -244,7 +244,7 @@ class StructuredNewton(Optimizer):
             return structure.matvec(frame, structure.rmatvec(frame, gradient))
         return structure.rsolve(frame, structure.solve(frame, gradient))
 
-    def _pressure(self, structure: Group, frame: Element, hessian: SymmetricOperator, size: float) -> Element:
+    def _tangent(self, structure: Group, frame: Element, hessian: SymmetricOperator, size: float) -> Element:
         """``size D.<E, M - I>``: the gradient in the preconditioner's coordinates, ``size`` times."""
         identity = structure.identity_like(frame)
         if self.form == "A":
