@@ -1,0 +1,79 @@
+"""Comparisons whose failure says what is wrong, and which method of the group to correct or to override."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ..groups import Group
+from ..groups.derived import DERIVED_FROM
+
+TOLERANCE = 1e-10
+
+
+def owner(group: Group, member: str) -> type | None:
+    """The class that defines a member, if it is not ``Group`` or a base of it; None for a default."""
+    for kind in type(group).__mro__:
+        if kind in Group.__mro__:
+            return None
+        if member in vars(kind):
+            return kind
+    return None
+
+
+def sources(group: Group, member: str) -> list[str]:
+    """What the default of a member rests on: the members, near or far, that the group's own classes define."""
+    found: list[str] = []
+    for source in DERIVED_FROM.get(member, ()):
+        nearer = [source] if owner(group, source) or source not in DERIVED_FROM else sources(group, source)
+        found += [name for name in nearer if name not in found]
+    return found
+
+
+def advice(group: Group, member: str) -> str:
+    """What to do about a member that is wrong."""
+    kind = owner(group, member)
+    if kind is not None:
+        return f"correct `{member}`, which {kind.__name__} defines"
+    if member not in DERIVED_FROM:  # an attribute or a flag
+        return f"correct `{member}`"
+    names = sources(group, member)
+    if not names:
+        return f"override `{member}`"
+    listed = ", ".join(f"`{name}`" for name in names)
+    return f"override `{member}`, or correct what its default is derived from: {listed}"
+
+
+def require(group: Group, member: str, holds: bool, complaint: str, *others: str) -> None:
+    """An AssertionError with the complaint, and advice on the member (and on others that may be at fault), or nothing.
+
+    ``others`` are further members, or whole sentences of advice.
+    """
+    if not holds:
+        more = [advice(group, other) if other.isidentifier() else other for other in others]
+        raise AssertionError(f"{group}: {complaint}; " + "; or ".join([advice(group, member), *more]))
+
+
+def distance(actual: Tensor, wanted: Tensor) -> float:
+    """The largest difference, relative to the largest number wanted where that is above one."""
+    if actual.shape != wanted.shape:
+        return float("inf")
+    scale = max(1.0, float(wanted.detach().abs().max())) if wanted.numel() else 1.0
+    return float((actual - wanted).detach().abs().max()) / scale if wanted.numel() else 0.0
+
+
+def close(
+    group: Group,
+    member: str,
+    actual: Tensor,
+    wanted: Tensor,
+    *others: str,
+    what: str = "",
+    tolerance: float = TOLERANCE,
+) -> None:
+    """:func:`require` that a member gives what is wanted; ``what`` names the call, if not the member alone."""
+    what = what or member
+    shapes = f"{what} has shape {tuple(actual.shape)}, not {tuple(wanted.shape)}"
+    require(group, member, actual.shape == wanted.shape, shapes, *others)
+    error = distance(actual, wanted)
+    off = f"{what} is off by {error:.1e} (relative; allowed {tolerance:.0e})"
+    require(group, member, error <= tolerance, off, *others)
