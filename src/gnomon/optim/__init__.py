@@ -6,8 +6,8 @@ from .ingd import INGD
 from .kfac import KFAC
 from .lbfgs import LBFGS
 from .moving_frame import moving_frame
-from .structured_newton import StructuredNewton
 from .state import vector_state
+from .structured_newton import StructuredNewton
 
 __all__ = [
     "INGD",

@@ -12,12 +12,13 @@ from .algebra import (
     check_congruence,
     check_coordinates,
     check_covectors,
-    check_elements,
     check_exponentials,
     check_factor,
+    check_identity,
     check_inverses,
     check_linearity,
     check_norms,
+    check_projections,
     check_representation,
     check_transposes,
 )
@@ -64,9 +65,10 @@ def check_group(
         check_value(group)
         for check in (
             check_representation,
-            check_elements,
-            check_inverses,
+            check_identity,
             check_linearity,
+            check_projections,
+            check_inverses,
             check_covectors,
             check_coordinates,
             check_norms,

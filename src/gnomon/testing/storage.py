@@ -33,6 +33,7 @@ def check_storage(group: Group, device: torch.device | str = "cpu") -> None:
         wanted = (*batch, *group.storage_shape)
         shape = f"pack gives the shape {tuple(stored.shape)}, but with storage_shape it should be {wanted}"
         require(group, "pack", tuple(stored.shape) == wanted, shape, "storage_shape")
+        close(group, "pack", stored.reshape(*batch, -1), flat, tolerance=0)
         unpacked = group.unpack(stored)
         for x, y in zip(unpacked, a, strict=True):
             close(group, "unpack", x, y, what="unpack(pack(a))", tolerance=0)

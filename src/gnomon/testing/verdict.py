@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 from torch import Tensor
 
 from ..groups import Group
@@ -11,12 +13,11 @@ TOLERANCE = 1e-10
 
 
 def owner(group: Group, member: str) -> type | None:
-    """The class that defines a member, if it is not ``Group`` or a base of it; None for a default."""
+    """The class that defines a member; None for the default."""
+    default = inspect.getattr_static(Group, member, None)
     for kind in type(group).__mro__:
-        if kind in Group.__mro__:
-            return None
         if member in vars(kind):
-            return kind
+            return None if kind in Group.__mro__ or vars(kind)[member] is default else kind
     return None
 
 

@@ -27,6 +27,7 @@ from ..torch_internals import (
 from .config import CurvatureConfig
 from .layers.base import FactoredLayer, Layer, Settings, Thinning
 from .preconditioner import Preconditioner
+from .sampling import Likelihood, sampled_loss
 from .statistics import Statistics, statistics_of, total
 from .strategy import Alone
 
@@ -166,6 +167,19 @@ class Collector:
         scale = None if scaler is None else loss_scale(scaler)
         g = g.to(dtype)
         return x if view.takes_indices else x.to(dtype), g if scale is None else g / scale
+
+    def observe(self, output: Tensor, likelihood: Likelihood) -> None:
+        """Collect statistics from targets that are drawn from the model's predictions, if any layer is due."""
+        if self.config.fisher != "mc":
+            raise RuntimeError("observe() is for fisher='mc'; with fisher='empirical' the loss's gradients are used")
+        if not (self.is_watching and self.due):
+            return
+        weights = [layer.weight for layer in self.watched() if layer.weight.requires_grad]
+        self.observes = True
+        try:
+            torch.autograd.grad(sampled_loss(output, likelihood), weights, retain_graph=True, allow_unused=True)
+        finally:
+            self.observes = False
 
     def statistics(self, layer: FactoredLayer) -> Statistics | None:
         return self._records[layer.index].statistics

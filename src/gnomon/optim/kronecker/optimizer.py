@@ -25,7 +25,7 @@ from .factor_rule import DirectionRule, FactorRule
 from .layers.base import FactoredLayer, Move, Settings, States, alike
 from .preconditioner import Preconditioner
 from .registry import LayerRegistry
-from .sampling import Likelihood, sampled_loss
+from .sampling import Likelihood
 from .saved_state import fitted_state, numbered
 from .strategy import Alone, SharingRule, alone
 from .structures import Structure
@@ -258,6 +258,7 @@ class KroneckerOptimizer(Optimizer):
         return loss
 
     def _step(self, parameters: list[nn.Parameter]) -> None:
+        """Look at the gradients, reduce the statistics, update the factors that are due, move layers and the rest."""
         strategy, collector = self._strategy, self._collector
         gradients = strategy.local([gradient_of(p) for p in parameters])
         largest = Peaks(strategy.maximum(peaks(gradients)), {p: place for place, p in enumerate(parameters)})
@@ -346,17 +347,7 @@ class KroneckerOptimizer(Optimizer):
         takes logits along the last dimension, ``"bernoulli"`` logits, ``"gaussian"`` means with unit variance. Before a
         step that does not update the factors it does nothing.
         """
-        collector = self._collector
-        if collector.config.fisher != "mc":
-            raise RuntimeError("observe() is for fisher='mc'; with fisher='empirical' the loss's gradients are used")
-        if not (collector.is_watching and collector.due):
-            return
-        weights = [layer.weight for layer in collector.watched() if layer.weight.requires_grad]
-        collector.observes = True
-        try:
-            torch.autograd.grad(sampled_loss(output, likelihood), weights, retain_graph=True, allow_unused=True)
-        finally:
-            collector.observes = False
+        self._collector.observe(output, likelihood)
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, and what the hooks have collected with them."""
@@ -396,7 +387,10 @@ class KroneckerOptimizer(Optimizer):
         for number, p in numbered(own["param_groups"], self.param_groups):
             # As it was saved: torch would turn the factors into the parameter's type.
             if number in own["state"]:
-                states[p] = {key: self._placed(value, p) for key, value in own["state"][number].items()}
+                states[p] = {
+                    key: self._strategy.sharded_as(value.to(p.device), p) if isinstance(value, Tensor) else value
+                    for key, value in own["state"][number].items()
+                }
         self.state = states
         self._collector.forget()
         self._preconditioner.forget(self._layers.values())
@@ -404,9 +398,6 @@ class KroneckerOptimizer(Optimizer):
             self._drop_what_others_store(layer)
         self._collector.read_verdict(self.param_groups[0])
         self._collector.due = self._due_weights()
-
-    def _placed(self, value: Any, p: nn.Parameter) -> Any:
-        return self._strategy.sharded_as(value.to(p.device), p) if isinstance(value, Tensor) else value
 
     def memory_usage(self) -> int:
         """Bytes of the state that this rank stores, cached products included."""
