@@ -105,7 +105,7 @@ def check_transport_order(group: Group, form: Form, device: torch.device | str =
         kind = "transport by the identity, as trivial_transport claims," if claimed else "the corrected transport"
         complaint = f"{kind} has an error of order {found:.2f}, not 3 (form {form!r})"
         if claimed:
-            require(group, "trivial_transport", found > 2.7, complaint, "set it to False")
+            require(group, "trivial_transport", found > 2.7, complaint)
         else:
             require(group, "bracket", found > 2.7, complaint, "pullback", "retract")
 

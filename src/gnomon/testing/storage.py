@@ -9,7 +9,7 @@ import torch
 from ..groups import Group
 from ..groups.derived import DERIVED_FROM
 from .elements import random_blocks
-from .verdict import close, require
+from .verdict import FLAGS, close, require
 
 
 def check_storage(group: Group, device: torch.device | str = "cpu") -> None:
@@ -51,11 +51,10 @@ def check_value(group: Group) -> None:
     require(group, "__eq__", group != object(), "the group equals an object that is no group")
     require(group, "__hash__", hash(group) == hash(twin), "a copy of the group has another hash")
     require(group, "__repr__", repr(group) == repr(twin), "a copy of the group is printed in another way", "_arguments")
-    for flag in ("trivial_transport", "is_algebra", "has_matrix_exp"):
+    for flag in FLAGS:
         require(group, flag, isinstance(getattr(group, flag), bool), f"{flag} is {getattr(group, flag)!r}, not a bool")
 
 
 def public_members() -> set[str]:
     """Every member of a group that the library uses, attributes and flags included."""
-    core = {"k", "shapes", "dim", "trivial_transport", "is_algebra", "has_matrix_exp", "mul", "apply", "ldiv"}
-    return core | set(DERIVED_FROM)
+    return {"k", "shapes", "dim", *FLAGS, *Group.__abstractmethods__, *DERIVED_FROM}

@@ -10,6 +10,8 @@ from ..groups import Group
 from ..groups.derived import DERIVED_FROM
 
 TOLERANCE = 1e-10
+FLAGS = ("trivial_transport", "is_algebra", "has_matrix_exp")
+"""What a group may claim; without the claim there is nothing to check."""
 
 
 def owner(group: Group, member: str) -> type | None:
@@ -32,10 +34,12 @@ def sources(group: Group, member: str) -> list[str]:
 
 def advice(group: Group, member: str) -> str:
     """What to do about a member that is wrong."""
+    if member in FLAGS:
+        return f"set `{member}` to False"
     kind = owner(group, member)
     if kind is not None:
         return f"correct `{member}`, which {kind.__name__} defines"
-    if member not in DERIVED_FROM:  # an attribute or a flag
+    if member not in DERIVED_FROM:  # an attribute
         return f"correct `{member}`"
     names = sources(group, member)
     if not names:
@@ -45,13 +49,11 @@ def advice(group: Group, member: str) -> str:
 
 
 def require(group: Group, member: str, holds: bool, complaint: str, *others: str) -> None:
-    """An AssertionError with the complaint, and advice on the member (and on others that may be at fault), or nothing.
-
-    ``others`` are further members, or whole sentences of advice.
-    """
+    """An AssertionError with the complaint, and advice on the member (and on others that may be at fault), or nothing."""
     if not holds:
-        more = [advice(group, other) if other.isidentifier() else other for other in others]
-        raise AssertionError(f"{group}: {complaint}; " + "; or ".join([advice(group, member), *more]))
+        raise AssertionError(
+            f"{group}: {complaint}; " + "; or ".join(advice(group, name) for name in (member, *others))
+        )
 
 
 def distance(actual: Tensor, wanted: Tensor) -> float:
