@@ -49,11 +49,13 @@ def advice(group: Group, member: str) -> str:
 
 
 def require(group: Group, member: str, holds: bool, complaint: str, *others: str) -> None:
-    """An AssertionError with the complaint, and advice on the member (and on others that may be at fault), or nothing."""
+    """An AssertionError with the complaint and with advice, unless it holds.
+
+    The advice is on the member, and on others that may be at fault.
+    """
     if not holds:
-        raise AssertionError(
-            f"{group}: {complaint}; " + "; or ".join(advice(group, name) for name in (member, *others))
-        )
+        advised = "; or ".join(advice(group, name) for name in (member, *others))
+        raise AssertionError(f"{group}: {complaint}; {advised}")
 
 
 def distance(actual: Tensor, wanted: Tensor) -> float:
