@@ -35,7 +35,7 @@ DERIVED_FROM: dict[str, tuple[str, ...]] = {
     "restrict": ("apply",),
     "pullback": ("mul",),
     "dual": ("restrict", "to_dense"),
-    "scale": ("dual", "pullback", "identity"),
+    "scale": ("dual", "pullback", "identity_like"),
     "unscale": ("scale", "dual", "pullback", "identity_like"),
     "factor": ("identity", "apply_inverse", "restrict", "scale", "norm_bound", "length", "move"),
     "transposed": (),
