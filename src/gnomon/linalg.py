@@ -65,8 +65,7 @@ def power_of_two(size: Tensor) -> Tensor:
 
     A product with it is exact.
     """
-    mantissa, _ = torch.frexp(size)
-    return torch.where((size > 0) & size.isfinite(), size / mantissa, 1.0)
+    return torch.exp2(torch.frexp(size).exponent.to(size.dtype))  # the exponent of zero, infinity and NaN is 0
 
 
 # ---------------------------------------------------------------------- products

@@ -124,7 +124,7 @@ class DenseFactor:
         return (product(a[0], change).add_(a[0]),)
 
     def rescaled(self, a: Element, factor: Tensor) -> Element:
-        return (a[0] * align(factor, a[0]),)
+        return (a[0].mul_(align(factor, a[0])),)
 
     # ------------------------------------------------------------------ the preconditioner
     def square(self, a: Element) -> Element:

@@ -99,7 +99,7 @@ class FactorForm(MomentForm, Protocol):
         """``A Exp(factor m)``."""
 
     def rescaled(self, a: Element, factor: Tensor) -> Element:
-        """``factor A``."""
+        """``factor A``, in the memory of A."""
 
     # the preconditioner
     def square(self, a: Element) -> Element:

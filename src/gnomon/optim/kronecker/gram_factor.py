@@ -174,7 +174,7 @@ class GramFactor:
         return (mirror(second.addcmul_(first, 1 + growth)),)
 
     def rescaled(self, a: Element, factor: Tensor) -> Element:
-        return (a[0] * align(factor.square(), a[0]),)
+        return (a[0].mul_(align(factor.square(), a[0])),)
 
     # ------------------------------------------------------------------ the preconditioner
     def square(self, a: Element) -> Element:

@@ -133,8 +133,8 @@ def in_units(rows: Tensor) -> tuple[Tensor, Tensor]:
     """The rows of each block in a unit of their own, and that unit."""
     if rows[0].numel() == 0:
         return rows, rows.new_ones(len(rows))
-    low, high = rows.flatten(1).aminmax(dim=1)
-    unit = power_of_two(torch.maximum(-low, high))
+    flat = rows.flatten(1)
+    unit = power_of_two(torch.maximum(flat.amax(1), -flat.amin(1)))  # aminmax along a dimension takes ten times as long
     return rows / align(unit, rows), unit
 
 

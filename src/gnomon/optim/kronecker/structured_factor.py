@@ -129,7 +129,7 @@ class StructuredFactor:
         return self.group.move(a, m if factor == 1 else times(factor, m), order)
 
     def rescaled(self, a: Element, factor: Tensor) -> Element:
-        return tuple(block * align(factor, block) for block in a)
+        return tuple(block.mul_(align(factor, block)) for block in a)
 
     # ------------------------------------------------------------------ the preconditioner
     def square(self, a: Element) -> Element:
