@@ -86,4 +86,9 @@ def _group(side: Side, size: int, max_dim: int | None) -> Group:
     group = factory_of(side)(size)
     if not isinstance(group, Group) or group.k != size:
         raise ValueError(f"structure must give a group of size {size} for that size, got {group!r} from {side!r}")
+    if not group.is_algebra:
+        raise ValueError(
+            f"structure cannot be {group!r}, whose squares leave its coordinates; the preconditioner of a layer is a "
+            "Kronecker product already: give the structures of its two factors as a pair"
+        )
     return group
