@@ -82,11 +82,7 @@ def test_the_square_is_applied(k, memory):
 
 def test_structures_whose_squares_leave_them_are_refused():
     """A Kronecker product is not a structure of one factor; the error says what to give instead."""
-    with pytest.raises(
-        ValueError, match="structure cannot be Kronecker.*give the structures of its two factors as a pair"
-    ):
-        INGD(
-            torch.nn.Linear(6, 4, bias=False),
-            structure=(lambda k: groups.Kronecker(groups.Dense(2), groups.Dense(k // 2)), "dense"),
-        )
+    side = lambda k: groups.Kronecker(groups.Dense(2), groups.Dense(k // 2))  # noqa: E731
+    with pytest.raises(ValueError, match=r"structure cannot be Kronecker.*structures of its two factors as a pair"):
+        INGD(torch.nn.Linear(6, 4, bias=False), structure=(side, "dense"))
     assert StructuredFactor(groups.Arrow(5)).has_scale
