@@ -18,3 +18,12 @@ def _seed() -> None:
     import torch
 
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def small_panels(monkeypatch):
+    """Many panels and aligned rows of products at small sizes."""
+    from gnomon import linalg
+
+    monkeypatch.setattr(linalg, "PANEL", 16)
+    monkeypatch.setattr(linalg, "ALIGNED_WIDTH", 3)
