@@ -38,7 +38,7 @@ def unpacked(state):
         return state
     state, numbers = dict(state), state["forms"].clone()
     for i, key in enumerate(("K", "C")):
-        if FORMS[numbers[i]] == "packed gram":
+        if numbers[i] == FORMS.index("packed gram"):
             size = next(k for k in range(1, 10_000) if packed_size(k) == state[key].shape[-1])
             state[key], numbers[i] = unpack_symmetric(state[key], size), FORMS.index("gram")
     return {**state, "forms": numbers}

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from gnomon import groups
 from gnomon.optim import INGD
 from gnomon.optim.kronecker.factor_update import FORMS
 
@@ -97,3 +98,32 @@ def test_directions_after_a_conversion_are_the_same():
         step(other, fresh, 1, seed=4)
         moved.append(torch.cat([p.detach().flatten() for p in other.parameters()]))
     torch.testing.assert_close(*moved, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("dense", "diagonal"),
+        ("diagonal", "dense"),
+        ("diagonal", "toeplitz"),
+        ("triangular", lambda k: groups.Triangular(k, upper=True)),
+        ("dense", "triangular"),
+    ],
+    ids=str,
+)
+def test_another_structure_is_refused(old, new):
+    """The number of a form tells structures apart whose tensors have equal shapes; nothing changes."""
+    _, optimizer = trained({"structure": old})
+    model = nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 3))
+    fresh = INGD(model, structure=new)
+    with pytest.raises(ValueError, match=r"structure or preset: K of 0 was not saved as"):
+        fresh.load_state_dict(optimizer.state_dict())
+    assert not fresh.state
+
+
+def test_another_size_is_refused():
+    _, optimizer = trained(SETTINGS["gram"])
+    other = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3))
+    for options in SETTINGS.values():
+        with pytest.raises(ValueError, match=r"structure or preset: \w+ of 0.weight has shape"):
+            INGD(other, **options).load_state_dict(optimizer.state_dict())

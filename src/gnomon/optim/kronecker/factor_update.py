@@ -14,6 +14,7 @@ factors in fifty lines.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -223,7 +224,14 @@ def _followed(level: Tensor, now: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------- the rule of INGD
 FORMS = ("factor", "gram", "packed gram")
-"""The forms of factors in a saved state, by number."""
+"""The forms of dense factors in a saved state, by number."""
+
+
+def form_number(form: FactorForm) -> int:
+    """The number that stands for a form in a saved state: a place in :data:`FORMS`, or one of a sparse structure."""
+    if isinstance(form, StructuredFactor):
+        return len(FORMS) + zlib.crc32(repr(form.group).encode())
+    return FORMS.index(form.form)
 
 
 class InverseFreeFactors:
@@ -273,7 +281,7 @@ class InverseFreeFactors:
     def dtypes(self, layer: FactoredLayer) -> dict[str, torch.dtype]:
         stored = self.config.dtype or layer.computing_dtype
         # A level is in float64, where the square of no gradient in float32 overflows or vanishes.
-        own = {"level": torch.float64, "forms": torch.uint8}
+        own = {"level": torch.float64, "forms": torch.int64}
         return {key: own.get(key, stored) for key in self.shapes(layer)}
 
     def initial(self, layer: FactoredLayer, key: str) -> Tensor:
@@ -281,16 +289,22 @@ class InverseFreeFactors:
         if key in ("K", "C"):
             return layer.form(key).identity(layer.layer.blocks, dtype, device)
         if key == "forms":
-            return torch.tensor([FORMS.index(form.form) for form in layer.pair], dtype=dtype, device=device)
+            return torch.tensor([form_number(form) for form in layer.pair], dtype=dtype, device=device)
         return torch.zeros(self.shapes(layer)[key], dtype=dtype, device=device)
 
     def loaded(self, layer: FactoredLayer, state: State) -> State:
         if "forms" not in state:
             return state
-        state, saved = dict(state), [FORMS[number] for number in state["forms"].tolist()]
-        for name, form, old in zip(("K", "C"), layer.pair, saved, strict=True):
-            if name in state and form.form != old:
-                state[name] = _converted(form, old, state[name])
+        state = dict(state)
+        for name, form, old in zip(("K", "C"), layer.pair, state["forms"].tolist(), strict=True):
+            number = form_number(form)
+            if old != number and max(old, number) >= len(FORMS):
+                raise ValueError(
+                    f"the state is of another model, structure or preset: {name} of {layer.name} was not saved as "
+                    f"{form}; build the optimizer as in the run that saved it"
+                )
+            if name in state and old != number:
+                state[name] = _converted(form, FORMS[old], state[name])
                 state["forms"] = self.initial(layer, "forms")
             momentum = f"m_{name}"
             if form.has_momentum and name in state and momentum not in state:
@@ -435,8 +449,13 @@ class InverseFreeFactors:
 
 
 def _converted(form: FactorForm, old: str, stored: Tensor) -> Tensor:
-    """A stored factor of another form: ``K K^T`` becomes its Cholesky factor, and K its product with itself."""
+    """A stored factor of another form: ``K K^T`` becomes its Cholesky factor, and K its product with itself.
+
+    One of another size stays as it is: its shape is refused later.
+    """
     old_form = DenseFactor(form.size) if old == "factor" else GramFactor(form.size, old == "packed gram")
+    if tuple(stored.shape[1:]) != old_form.storage_shape:
+        return stored
     wide = old_form.unpack(stored.to(torch.float64))
     if old != "factor" and isinstance(form, GramFactor):
         return form.pack(wide).to(stored.dtype).contiguous()

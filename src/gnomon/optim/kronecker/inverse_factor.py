@@ -98,7 +98,7 @@ class InverseFactors:
         is_first, known = stack.get(f"{name}_updates") == 0, stack.get(f"{name}_unit")
         weight = torch.where(is_first, 1, weight)
         common = torch.where(is_first, unit, torch.maximum(known, unit))
-        old = old * align((known / common).square(), old)
+        old = old * align(torch.where(is_first, 1, known / common).square(), old)
         values = values * align((unit / common).square(), values)
         return {f"{name}_unit": common, name: old.lerp(values, align(weight, old))}
 

@@ -152,6 +152,7 @@ class KroneckerOptimizer(Optimizer):
         self._collector = Collector(curvature, self._preconditioner)
         self._is_built = True
         self._use_strategy(sharing(model, None))
+        self._watch()
 
     # ------------------------------------------------------------------ parameters
     def add_param_group(self, param_group: Settings) -> None:
@@ -177,29 +178,28 @@ class KroneckerOptimizer(Optimizer):
             self._schedules.append({**fixed, "lr": lr} if callable(lr) else fixed)
         self._registry.add(found.layers)
         if self._is_built:
+            self._use_strategy(self._strategy)
             self._watch()
 
     # ------------------------------------------------------------------ collaborators
     def _use_strategy(self, strategy: Alone) -> None:
-        """Let a strategy say who computes what, from now on."""
+        """Let a strategy say who computes what, from now on: give each layer an owner."""
         self._strategy = self._collector.strategy = self._preconditioner.strategy = strategy
-        self._watch()
+        strategy.arrange(list(self._layers.values()), self._cost)
+        for layer in self._layers.values():
+            self._drop_what_others_store(layer)
 
     def _adopt_wrapper(self, wrapper: Any) -> None:
-        """The model was wrapped after the optimizer was built, which shows in a forward pass."""
+        """The model was wrapped after the optimizer was built, which shows in a forward pass; its hooks stay."""
         strategy = self._sharing(self._model, wrapper)
         if strategy.count > 1:
             self._use_strategy(strategy)
 
     def _watch(self) -> None:
-        """Set hooks on all modules that describe a layer, and give each layer an owner."""
-        layers = list(self._layers.values())
-        self._collector.watch(self._model, layers)
+        """Set hooks on all modules that describe a layer."""
+        self._collector.watch(self._model, list(self._layers.values()))
         self._collector.due = self._due_weights()
         self._collector.found_wrapper = weakref.WeakMethod(self._adopt_wrapper)
-        self._strategy.arrange(layers, self._cost)
-        for layer in layers:
-            self._drop_what_others_store(layer)
 
     @property
     def _states(self) -> States:
@@ -237,6 +237,7 @@ class KroneckerOptimizer(Optimizer):
         super().__setstate__(state)
         if "_strategy" in state:  # torch calls this to load a state too
             self._use_strategy(self._sharing(self._model, None))
+            self._watch()
 
     # ------------------------------------------------------------------ the step
     @torch.no_grad()

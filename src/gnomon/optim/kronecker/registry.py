@@ -47,6 +47,8 @@ class LayerRegistry:
         self._by_gradient, self._average = curvature.curvature == "gradient", curvature.grouped == "average"
         self.layers: dict[nn.Parameter, FactoredLayer] = {}
         """The layers that groups have, by their weights."""
+        for p, name in self.names().items():
+            check_parameter(name, p)
         self._matrices = self._find_matrices(apart=())
 
     def _find_matrices(self, apart: Collection[nn.Parameter]) -> dict[nn.Parameter, Matrix]:
@@ -59,8 +61,6 @@ class LayerRegistry:
 
     def all_groups(self, asked: list[Settings]) -> list[Settings]:
         """The groups that were asked for, and one for all other parameters that can be trained."""
-        for p, name in self.names().items():
-            check_parameter(name, p)
         named = {id(p) for group in asked for p in group["params"]}
         rest = [p for p in self._model.parameters() if p.requires_grad and id(p) not in named]
         if not rest and not asked:
