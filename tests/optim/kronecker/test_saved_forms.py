@@ -109,7 +109,7 @@ def test_directions_after_a_conversion_are_the_same():
         ("triangular", lambda k: groups.Triangular(k, upper=True)),
         ("dense", "triangular"),
     ],
-    ids=str,
+    ids=["dense-diagonal", "diagonal-dense", "diagonal-toeplitz", "lower-upper", "dense-triangular"],
 )
 def test_another_structure_is_refused(old, new):
     """The number of a form tells structures apart whose tensors have equal shapes; nothing changes."""
