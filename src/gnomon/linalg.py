@@ -57,11 +57,11 @@ def full_precision(like: Tensor) -> AbstractContextManager[Any]:
 @torch.inference_mode(False)  # cached, so it must be usable outside of inference mode
 def probe(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A fixed random vector of length k."""
-    return torch.randn(k, generator=torch.Generator().manual_seed(k)).to(device, dtype)
+    return torch.randn(k, generator=torch.Generator().manual_seed(k), device="cpu").to(device, dtype)
 
 
 def power_of_two(size: Tensor) -> Tensor:
-    """The power of two next above each size; 1 where a size is zero or not finite.
+    """The smallest power of two that is larger than each size; 1 where a size is zero or not finite.
 
     A product with it is exact.
     """
@@ -133,7 +133,7 @@ def mirror(matrix: Tensor) -> Tensor:
 
 
 def _panels(k: int) -> Iterator[tuple[int, int]]:
-    """The first and last row of each panel of a matrix; panels begin at cache lines."""
+    """The first row of each panel of a matrix and the row after its last; panels begin at cache lines."""
     width = max(PANEL, k // PANELS // CACHE_LINE * CACHE_LINE)
     return itertools.pairwise([*range(0, max(round(k / width), 1) * width, width), k])
 
@@ -221,7 +221,8 @@ SAFE_RMS = {torch.float32: (1e-15, 1e15), torch.float64: (1e-140, 1e140)}
 @torch.inference_mode(False)  # cached, so it must be usable outside of inference mode
 def constant(values: tuple[object, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
     """Numbers that are the same at many steps: they go to the device once, and the host does not wait for it."""
-    return torch.tensor(values, dtype=dtype, pin_memory=device.type == "cuda").to(device, non_blocking=True)
+    pinned = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
+    return pinned.to(device, non_blocking=True)
 
 
 def rms_of(stacks: Sequence[Tensor], device: torch.device) -> Tensor:
@@ -244,7 +245,7 @@ def rms_of(stacks: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def _norms(stack: Tensor) -> Tensor:
-    wide = torch.float64 if stack.device.type == "cuda" else torch.float32
+    wide = torch.float32 if stack.device.type == "cpu" else torch.float64
     dtype, norm = promoted(stack.dtype, wide), torch.linalg.vector_norm
     if stack.ndim == 3:
         stack = norm(stack, dim=-1, dtype=dtype)  # with gaps between rows six times quicker than all at once
@@ -262,7 +263,7 @@ def peaks(tensors: list[Tensor]) -> Tensor:
     """The largest magnitude in each tensor, on the first one's device; not finite where an entry is not."""
     # A maximum norm takes twenty times as long.
     ends = [end for t in tensors for end in torch.aminmax(t if t.numel() else t.new_zeros(1))]
-    device = tensors[0].device
-    if any(end.device != device or end.dtype != torch.float32 for end in ends):
-        ends = [end.to(device, torch.float32) for end in ends]
+    device, dtype = tensors[0].device, functools.reduce(promoted, (t.dtype for t in tensors), torch.float32)
+    if any(end.device != device or end.dtype != dtype for end in ends):
+        ends = [end.to(device, dtype) for end in ends]
     return torch.stack(ends).view(-1, 2).abs().amax(1)

@@ -53,8 +53,8 @@ class INGD(KroneckerOptimizer):
 
     Beside that the defaults differ from the figure in what keeps it stable: curvature and damping are relative to the
     mean of the layer's curvature, so that the identity is a matched start and the scale of inputs and loss does not
-    matter; an update of a factor is bounded in norm; the exponential is kept to second order; factors are updated at
-    each step at first, then at intervals that grow up to ``update_every``. ``preset="paper"`` is the figure
+    matter; an update of a factor is bounded in norm; the exponential is truncated after its second order; factors are
+    updated at each step at first, then at intervals that grow up to ``update_every``. ``preset="paper"`` is the figure
     as it stands: absolute curvature, ``K <- K (I - m_K)``, the published schedule of b1,
     ``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, and SGD for other parameters.
 
@@ -63,13 +63,13 @@ class INGD(KroneckerOptimizer):
             embedding and attention layers get factors, other parameters follow ``fallback``.
         lr: learning rate; with ``step_rms`` in AdamW's units.
         momentum: weight of the past in the average of directions.
-        weight_decay: decoupled with ``step_rms``, otherwise added to the direction.
+        weight_decay: the weight decay. It is decoupled with ``step_rms``, and added to the direction otherwise.
         damping: added to the curvature, relative to its mean (absolute in the paper's preset).
         precond_lr: b1, how fast the factors follow.
         precond_momentum: a1. By default there is none: b1 is so large that it has little to add, and a dense factor
             costs half as much without it.
         update_every: steps between updates of the factors, T in the paper.
-        structure: of K and C: ``"dense"``, ``"triangular"``, ``"diagonal"``, ``"block"``, ``"arrow"``,
+        structure: the structure of K and C: ``"dense"``, ``"triangular"``, ``"diagonal"``, ``"block"``, ``"arrow"``,
             ``"heisenberg"``, ``"toeplitz"`` or ``"identity"``, a function from the size to a group, a pair of those
             for (K, C), or a mapping from patterns of layer names (``"encoder.*"``) to any of these.
         curvature: ``"kfac"`` takes inputs and output gradients of layers by hooks; ``"gradient"`` takes the gradient
@@ -84,10 +84,12 @@ class INGD(KroneckerOptimizer):
         kl_clip: the alternative to ``step_rms``: a bound on ``lr^2 <G, D>``, over all layers.
         max_factor_step: bound on the spectral norm of what an update adds to ``m_K`` and ``m_C``; ``math.inf`` for
             none.
-        order: of the exponential, 1 or 2. With 2 a dense factor without momentum is stored as ``K K^T``, where size
-            and damping bound its condition (:func:`~gnomon.optim.kronecker.gram_factor.is_safe`), and moves as
-            :class:`~gnomon.optim.kronecker.gram_factor.GramFactor` says; elsewhere K moves by ``I - m_K + 0.3 m_K^2``.
-            A saved state says which of the two it has, and is converted when it is loaded.
+        order: the order at which the exponential is truncated, 1 or 2. With 2 a dense factor without momentum is stored
+            as ``K K^T``, where size and damping bound its condition
+            (:func:`~gnomon.optim.kronecker.gram_factor.is_safe`), and moves as
+            :class:`~gnomon.optim.kronecker.gram_factor.GramFactor` says. Other dense factors move by
+            ``I - m_K + 0.3 m_K^2``, and sparse factors by ``I - m_K + 0.5 m_K^2``. A saved state says which form it
+            has, and is converted when it is loaded.
         relative: whether curvature and damping are relative to the curvature's mean, that of the batch with
             ``curvature="kfac"`` and a running one with ``"gradient"``.
         growing_intervals: whether updates are more frequent at first.
@@ -97,8 +99,8 @@ class INGD(KroneckerOptimizer):
             differs where b1 changes.
         precond_dtype: type of the factors; half precision is rounded at random, seeded by ``seed``. None is that of
             the weight, and float32 at least.
-        memory: ``"low"`` stores symmetric matrices to one half, no products between updates and, on CPUs, no room for
-            directions between steps: less state, more work.
+        memory: ``"low"`` stores each entry of a symmetric matrix once, stores no products between updates and, on CPUs,
+            allocates the memory of directions anew at each step. It needs less memory and more time.
         compile: whether ``torch.compile`` makes one function of each layer's move, the part of a step that comes after
             its direction, and of updates of sparse factors, after up to half a minute for each shape at first. Moves
             then take about half of the time and updates a third. Moves in half precision and of shards, and updates of
@@ -114,7 +116,7 @@ class INGD(KroneckerOptimizer):
         shard: on several ranks, whether each updates all factors (``"none"``), a layer's are updated by one rank, which
             sends them to the others (``"update"``), or stored by it alone, which sends directions (``"full"``).
         preset: ``"robust"`` or ``"paper"``: what arguments that are not given mean.
-        seed: of random rounding.
+        seed: the seed of random rounding.
 
     Numbers may be functions of the step: ``lr=lambda step: ...``. A gradient that is not finite skips the step, and
     curvature that is not finite the update; ``skipped_steps`` and ``skipped_updates`` count them.

@@ -48,10 +48,11 @@ class KFAC(KroneckerOptimizer):
     parameters. Factors are dense, and diagonal for embeddings and above ``max_dim``.
 
     Args:
-        model: the model; all its trainable parameters are trained. lr: learning rate. decay: the weight of the past in
-        the averages. shared: all other arguments of :class:`~gnomon.optim.INGD`, with the same meaning and defaults,
-        except those that
-            say how its factors move and are stored.
+        model: the model. All its trainable parameters are trained.
+        lr: the learning rate.
+        decay: the weight of the past in the averages.
+        shared: all other arguments of :class:`~gnomon.optim.INGD`, with the same meaning and defaults, except those
+            that say how INGD's factors are updated and stored.
     """
 
     @resolves_preset(PAPER, shared=SHARED)

@@ -86,7 +86,7 @@ class Plan:
 
     @property
     def step_work(self) -> tuple[int, ...]:
-        """Multiplications of preconditioning at each rank; only where others have no factors do they leave it."""
+        """The multiplications of preconditioning at each rank; with ``shard="full"`` a rank has only its own layers."""
         if self.shard == "full":
             return self._owned(lambda layer: layer.step)
         return (sum(layer.step for layer in self.layers),) * self.ranks

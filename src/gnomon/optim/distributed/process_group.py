@@ -34,9 +34,10 @@ class Ranks:
         self.members, self.sent = tuple(members), Counter[Purpose]()
         self._group = None
         if self.count > 1:
+            assert like is not None
             self._group = dist.new_group(
                 list(members),
-                None if like is None else timeout_of(like),
+                timeout_of(like),
                 dist.get_backend(like),
                 use_local_synchronization=True,
             )
@@ -95,7 +96,10 @@ class Ranks:
             return Message(tensor, dist.broadcast(tensor, self.members[owner], group=self._group, async_op=True))
 
     def share_out(self, owned: Mapping[int, list[Tensor]], purpose: Purpose) -> None:
-        """Each owner's tensors to all ranks, where those that are in their place get its values; one message each."""
+        """Copy the tensors of each owner to all other ranks, with one message for each owner.
+
+        ``owned`` holds tensors of the same shapes and types at all ranks.
+        """
         filled = {owner: tensors for owner, tensors in owned.items() if tensors}
         messages = {owner: self.spread(_as_bytes(tensors), owner, purpose) for owner, tensors in filled.items()}
         for owner, message in messages.items():
@@ -114,7 +118,7 @@ class Ranks:
         return self.sum(tensor) / max(self.copies, 1)
 
     def maximum(self, tensor: Tensor) -> Tensor:
-        """Of a few numbers each; infinite where a rank's is not finite."""
+        """The maximum over ranks of each number; infinite where the number of a rank is not finite."""
         if self.count == 1:
             return tensor
         tensor = tensor.nan_to_num(nan=torch.inf, posinf=torch.inf)

@@ -15,19 +15,19 @@ def as_sharded(tensor: Tensor) -> Any:
 
 
 def local(tensor: Tensor) -> Tensor:
-    """What this rank holds of it, in the same memory."""
+    """The part of a tensor that this rank holds, in the same memory."""
     sharded = as_sharded(tensor)
     return tensor if sharded is None else sharded.to_local()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """All of it, from all ranks."""
+    """The whole tensor, collected from all ranks."""
     sharded = as_sharded(tensor)
     return tensor if sharded is None else sharded.full_tensor()
 
 
 def sharded_as(tensor: Tensor, like: Tensor) -> Tensor:
-    """A tensor that is whole, sharded as a parameter of its shape is; others as they are."""
+    """A whole tensor, sharded as the parameter ``like`` if it has the same shape; otherwise the tensor itself."""
     if (sharded := as_sharded(like)) is None or as_sharded(tensor) is not None or tensor.shape != like.shape:
         return tensor
     return sharded.from_local(
@@ -40,7 +40,7 @@ def sharded_as(tensor: Tensor, like: Tensor) -> Tensor:
 
 
 def share(tensor: Tensor, like: Tensor) -> Tensor:
-    """Of a tensor that is whole, the part that this rank holds of ``like``."""
+    """The part of a whole tensor that belongs to this rank, where ``like`` is sharded."""
     sharded = as_sharded(like)
     if sharded is None:
         return tensor

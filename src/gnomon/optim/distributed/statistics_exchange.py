@@ -1,4 +1,4 @@
-"""Sums of statistics over ranks, on their way while the backward pass goes on."""
+"""Sums of statistics over ranks, sent while the backward pass is still running."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def decoded(layer: FactoredLayer, vector: Tensor, units: Units, ranks: int) -> S
 
 
 def _received(form: FactorForm, blocks: int, part: Tensor, unit: Tensor) -> Moment:
-    """A moment in the unit that suits its own size, whatever that of the message was."""
+    """The received moment, in a unit near its own size."""
     moment = _moment_of(form, blocks, part, unit)
     return moment.in_unit(unit * power_of_two(moment.energy.sqrt()))
 

@@ -71,20 +71,22 @@ class Together(Alone):
     def __init__(self, ranks: Ranks, way: Way, wrappers: list[nn.parallel.DistributedDataParallel]) -> None:
         self.ranks, self.way, self._wrappers = ranks, way, wrappers
         self.count, self.is_sharded = ranks.count, ranks.is_sharded
-        self.has_owners = way.has_owners and ranks.count > 1
+        self._has_owners = way.has_owners and ranks.count > 1
         self.stores_apart = way.stores_apart and ranks.count > 1
         # The momenta of parameters that are sharded are sharded too.
         self.moves_apart = self.stores_apart and not ranks.is_sharded
         self._owners: dict[int, int] = {}
         self._gradients: dict[int, list[Tensor]] = {}
         self._exchange: StatisticsExchange | None = None
+        self._reached: set[int] = set()
+        """The layers that a batch of any rank has reached so far; the same at all ranks that receive statistics."""
 
     # ------------------------------------------------------------------ who does what
     def arrange(self, layers: Sequence[FactoredLayer], cost: Callable[[FactoredLayer], float]) -> None:
         """Give each layer an owner; those that have one keep it."""
         if self.count == 1:
             return
-        if self.has_owners:
+        if self._has_owners:
             costs, loads = [cost(layer) for layer in layers], [0.0] * self.count
             for layer, known in zip(layers, costs, strict=True):
                 if layer.index in self._owners:
@@ -168,8 +170,9 @@ class Together(Alone):
         sums = exchange.collect(collector.due)
         for layer in due:
             vector = sums.get(layer.index)
-            # A layer that no batch of this rank has reached may have been reached at others: its count of rows tells.
-            if vector is not None and (collector.was_reached(layer) or float(vector[-2]) > 0):
+            # Where no rank has ever reached a layer, the gradient stands in for statistics. The count of rows tells.
+            if vector is not None and (layer.index in self._reached or float(vector[-2]) > 0):
+                self._reached.add(layer.index)
                 collector.put_statistics(layer, decoded(layer, vector, exchange.units[layer.index], self.count))
 
     def has_statistics(self, collector: StatisticsSource) -> bool:
@@ -181,7 +184,7 @@ class Together(Alone):
 
     # ------------------------------------------------------------------ factors
     def publish(self, preconditioner: FactorStore, layers: Sequence[FactoredLayer]) -> None:
-        if not self.has_owners:
+        if not self._has_owners:
             return
         owned: dict[int, list[Tensor]] = {rank: [] for rank in range(self.count)}
         there: list[tuple[FactoredLayer, str, Tensor]] = []
@@ -227,9 +230,12 @@ class Together(Alone):
     def gather_directions(
         self, moving: list[Move], mine: list[Move], made: list[Part], *numbers: Tensor
     ) -> tuple[list[Part], Tensor]:
-        """``made`` and ``numbers``, with a number for each, are of this rank's layers."""
+        """Send the directions that this rank made, and receive those of the others.
+
+        ``made`` are the parts of the layers ``mine``. Each tensor of ``numbers`` has one number for each of them.
+        """
         known = {part.p: part.direction for part in made}
-        table = torch.zeros(len(moving), len(numbers), device=moving[0].layer.weight.device)
+        table = torch.zeros(len(moving), len(numbers), dtype=torch.float32, device=moving[0].layer.weight.device)
         rows = {id(move): row for move, row in zip(mine, torch.stack([n.float() for n in numbers], 1), strict=True)}
         parts: list[Part] = []
         owned: dict[int, list[Tensor]] = {rank: [] for rank in range(self.count)}

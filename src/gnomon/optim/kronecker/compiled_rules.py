@@ -1,6 +1,6 @@
 """The step by a given root mean square as one function of tensors, for ``torch.compile``.
 
-It is the twin of :meth:`~.update_rules.LayerSteps.by_rms`: two passes over memory instead of eight.
+It computes what :meth:`~.update_rules.LayerSteps.by_rms` computes, with two passes over memory instead of eight.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ def step_by_rms(layers: list[list[Place]], may: Tensor, units: Tensor, rates: Te
         rms = _rms(ahead, unit)
         moves = allowed & (rms > 0) & (rms < math.inf)
         length = step_rms / rms.clamp(min=torch.finfo(torch.float32).tiny)  # finite for the smallest numbers
+        # The rates go on over all layers, so zip must stop at the places of this one.
         for (w, _, b), a, (lr, decay) in zip(places, ahead, of_parts, strict=False):
             b.copy_(torch.where(moves, b + (a - b) * (1 / (1 + momentum)), b))
             w.copy_(torch.where(moves, w - decay * w - lr * length * a, w))

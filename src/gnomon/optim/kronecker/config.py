@@ -38,9 +38,8 @@ def resolves_preset(paper: Settings, shared: Collection[str] = ()) -> Callable[[
             bound = signature.bind(*args, **kwargs).arguments
             given = {**bound, **bound.get("shared", {})}
             if unknown := given.keys() - known:
-                raise TypeError(
-                    f"there is no argument {', '.join(sorted(unknown))}; there are {', '.join(sorted(known))}"
-                )
+                there = ", ".join(sorted(known - {"self", "shared"}))
+                raise TypeError(f"there is no argument {', '.join(sorted(unknown))}; there are {there}")
             preset = given.get("preset", "robust")
             check_choice("preset", preset, PRESETS)
             changed = {name: value for name, value in paper.items() if name in known} if preset == "paper" else {}
@@ -121,7 +120,8 @@ class FactorConfig:
             raise ValueError(f"order must be 1 or 2, got {self.order!r}")
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise TypeError(f"seed must be an integer, got {self.seed!r}")
-        if not (isinstance(self.max_factor_step, (int, float)) and self.max_factor_step > 0):
+        bound = self.max_factor_step
+        if isinstance(bound, bool) or not (isinstance(bound, (int, float)) and bound > 0):
             raise ValueError(f"max_factor_step must be positive, math.inf for no bound, got {self.max_factor_step!r}")
         if self.dtype not in (None, torch.float64, torch.float32, torch.bfloat16, torch.float16):
             raise ValueError(f"precond_dtype must be torch.float64, float32, bfloat16 or float16, got {self.dtype}")
@@ -139,4 +139,5 @@ class StepConfig:
 
     def __post_init__(self) -> None:
         check_choice("fallback", self.fallback, ("adamw", "sgd"))
-        check_flag("growing_intervals", self.growing_intervals)
+        for name in ("growing_intervals", "precondition_only", "compile"):
+            check_flag(name, getattr(self, name))

@@ -68,7 +68,6 @@ class Collector:
         """The weights whose factors the coming step updates."""
         self.empty_batches = 0
         self.is_closed = False
-        self.takes_gradients = config.fisher == "empirical"
         self.observes = config.fisher == "empirical"
         """Whether the running backward pass is one whose gradients are wanted."""
         self.found_wrapper: weakref.WeakMethod[Callable[[Any], None]] | None = None
@@ -101,6 +100,11 @@ class Collector:
         if self._capture is not None:
             self._capture.close()
             self._capture = None
+
+    @property
+    def takes_gradients(self) -> bool:
+        """Whether the gradient of the loss may stand in for statistics."""
+        return self.config.fisher == "empirical"
 
     @property
     def is_watching(self) -> bool:
@@ -166,7 +170,7 @@ class Collector:
         scaler = None if self.config.fisher == "mc" else self.config.scaler  # targets that observe() draws have none
         scale = None if scaler is None else loss_scale(scaler)
         g = g.to(dtype)
-        return x if view.takes_indices else x.to(dtype), g if scale is None else g / scale
+        return x if view.takes_indices else x.to(dtype), g if scale is None else g / scale.to(g.device)
 
     def observe(self, output: Tensor, likelihood: Likelihood) -> None:
         """Collect statistics from targets that are drawn from the model's predictions, if any layer is due."""
@@ -239,8 +243,8 @@ class Collector:
 
     def end_step(self, due: set[nn.Parameter]) -> None:
         """Drop what the step has used, and say whose factors the next one updates."""
+        self.forget()
         for record in self._records.values():
-            record.forget()
             record.expected = 0
         self.due = due
 
@@ -301,7 +305,7 @@ class Shortcut:
 
     def _tell(self, wrong: Tensor) -> None:
         if self._found_wrong is None:
-            self._found_wrong = torch.zeros((), dtype=torch.bool, pin_memory=wrong.device.type == "cuda")
+            self._found_wrong = torch.zeros((), dtype=torch.bool, device="cpu", pin_memory=wrong.device.type == "cuda")
         self._found_wrong.copy_(wrong, non_blocking=True)
 
 

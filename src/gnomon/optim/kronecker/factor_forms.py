@@ -110,9 +110,6 @@ class FactorForm(MomentForm, Protocol):
     ) -> Tensor:
         """``A A^T x`` for each row x; it may be in the memory of the rows, or in ``scratch``, laid out as they are."""
 
-    def apply_twice(self, a: Element, rows: Tensor) -> Tensor:
-        """``A (A^T x)`` for each row x, without ``A A^T``."""
-
     def project_outer(self, x: Tensor, y: Tensor) -> Tensor:
         """``x^T y``, restricted to the structure and packed."""
 

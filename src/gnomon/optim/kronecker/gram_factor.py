@@ -185,9 +185,6 @@ class GramFactor:
     ) -> Tensor:
         return apply_symmetric(square[0], rows, scratch)
 
-    def apply_twice(self, a: Element, rows: Tensor) -> Tensor:
-        return self.apply_square(a, rows)
-
     def project_outer(self, x: Tensor, y: Tensor) -> Tensor:
         return matmul(x.mT, y)
 
@@ -209,14 +206,17 @@ def _rates(
 
 
 def largest_eigenvalue(matrix: Tensor) -> Tensor:
-    """Of a matrix that is similar to a positive semi-definite one, by eight steps of the power method."""
+    """The largest eigenvalue of a matrix that is similar to a positive semi-definite one.
+
+    It is estimated from below by nine steps of the power method.
+    """
     row = probe(matrix.shape[-1], matrix.dtype, matrix.device).expand(*matrix.shape[:-2], 1, -1)
     unit, *rows = _powers(matrix, row, 9)
     return _growth(torch.cat(rows, -2)) * unit
 
 
 def largest_eigenvalue_by_rows(zx: Tensor, rx: Tensor, z: Tensor) -> Tensor:
-    """The same of ``X^T Z``, from ``Z X^T`` and from ``r X^T`` for the r where the power method begins.
+    """The largest eigenvalue of ``X^T Z``, from ``Z X^T`` and ``r X^T``, where r is where the power method begins.
 
     ``r (X^T Z)^j`` is ``(r X^T) (Z X^T)^(j-1) Z``.
     """
@@ -247,6 +247,6 @@ def _of_length_one(rows: Tensor) -> Tensor:
 
 
 def _growth(rows: Tensor) -> Tensor:
-    """How many times as long as the first row the second is; in float64, where no square of a float32 vanishes."""
+    """The length of the second row over that of the first, in float64, where no square of a float32 vanishes."""
     first, second = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).unbind(-1)
     return (second / first.clamp(min=torch.finfo(rows.dtype).tiny)).to(rows.dtype)

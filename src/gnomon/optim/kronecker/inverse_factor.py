@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ...groups import Dense, Group
 from ...linalg import align, promoted
+from .config import check_flag
 from .dense_factor import DenseFactor
 from .factor_forms import FactorPair
 from .factor_update import finite_layers
@@ -34,6 +35,7 @@ class InverseFactors:
     shared_keys: tuple[str, ...] = ("A_inverse", "S_inverse")
 
     def __init__(self, relative: bool) -> None:
+        check_flag("relative", relative)
         self.relative = relative
 
     def pair(self, groups: tuple[Group, Group], dtype: torch.dtype, settings: Settings) -> FactorPair:
@@ -146,7 +148,7 @@ class InverseFactors:
             return None
         sizes = (_mean_diagonal(stack.get(name)).double() for name, _ in SIDES)
         units = (stack.get(f"{name}_unit").double().square() for name, _ in SIDES)
-        level = math.prod((*sizes, *units), start=torch.ones((), dtype=torch.float64))
+        level = math.prod((*sizes, *units), start=torch.ones_like(stack.get("A_unit"), dtype=torch.float64))
         return torch.where(level > 0, level, 1.0)
 
     def forget_products(self, layers: Iterable[FactoredLayer]) -> None:

@@ -33,22 +33,24 @@ from .summary import Row, Summary, layer_row, summary_rows
 from .update_rules import LayerSteps, Peaks, fall_back, gradient_of
 
 GROWTH = 20
-"""With growing intervals, factors are updated at each of this many steps at first, then at every second of as many, and
-so on up to ``update_every``."""
+"""With growing intervals, the interval between updates is 1 for this many steps, then 2 for as many, and so on up to
+``update_every``."""
 
 # ---------------------------------------------------------------------- settings of parameter groups
 AT_LEAST_ZERO = ("lr", "fallback_lr", "weight_decay", "damping", "precond_lr")
 BELOW_ONE = ("momentum", "precond_momentum", "decay")
 POSITIVE_OR_NONE = ("step_rms", "kl_clip")
 NUMBERS = (*AT_LEAST_ZERO, *BELOW_ONE, *POSITIVE_OR_NONE, "update_every")
-SCHEDULABLE = tuple(name for name in NUMBERS if name != "fallback_lr")
 """Settings that may be functions of the step and differ between parameter groups."""
+MAY_BE_NONE = (*POSITIVE_OR_NONE, "fallback_lr")
 
 
 def check_settings(settings: Settings) -> None:
     """Raise for a number that no step could use."""
     for name, value in settings.items():
-        if name in NUMBERS and not (value is None and name in POSITIVE_OR_NONE):
+        if value is None and name in MAY_BE_NONE:
+            continue
+        if name in NUMBERS:
             scalar = isinstance(value, Tensor) and value.numel() == 1
             if isinstance(value, bool) or not (isinstance(value, Real) or scalar):
                 raise TypeError(f"{name} must be a number or a function of the step that gives one, got {value!r}")
@@ -56,7 +58,7 @@ def check_settings(settings: Settings) -> None:
             raise ValueError(f"{name} must be finite and at least 0, got {value!r}")
         if name in BELOW_ONE and not 0 <= value < 1:
             raise ValueError(f"{name} must be at least 0 and below 1, got {value!r}")
-        if name in POSITIVE_OR_NONE and value is not None and not 0 < value < math.inf:
+        if name in POSITIVE_OR_NONE and not 0 < value < math.inf:
             raise ValueError(f"{name} must be positive, or None to leave it out, got {value!r}")
         if name == "update_every" and (not isinstance(value, int) or value < 1):
             raise ValueError(f"update_every must be a positive integer, got {value!r}")
@@ -94,7 +96,7 @@ def checked_group(group: Settings) -> Settings:
     """A copy of a parameter group, with its parameters as a list."""
     if not isinstance(group, dict) or "params" not in group:
         raise TypeError(f"a group must be a dictionary with 'params' and settings, got {group!r}")
-    allowed = {*SCHEDULABLE, "params", "fallback_lr"}
+    allowed = {*NUMBERS, "params"}
     if unknown := set(group) - allowed:
         raise ValueError(f"a group has no setting {', '.join(sorted(unknown))}; there are {', '.join(sorted(allowed))}")
     params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
@@ -394,6 +396,7 @@ class KroneckerOptimizer(Optimizer):
                 }
         self.state = states
         self._collector.forget()
+        self._strategy.forget()
         self._preconditioner.forget(self._layers.values())
         for layer in self._layers.values():
             self._drop_what_others_store(layer)

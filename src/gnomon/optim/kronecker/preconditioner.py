@@ -47,7 +47,9 @@ class SkippedUpdates:
         self._warn(layers)
         counts = skipped * (self._counts[layers].to(skipped.device) + 1 if layers in self._counts else 1)
         if layers not in self._read:
-            self._read[layers] = torch.zeros(len(layers), dtype=torch.long, pin_memory=counts.device.type == "cuda")
+            self._read[layers] = torch.zeros(
+                len(layers), dtype=torch.long, device="cpu", pin_memory=counts.device.type == "cuda"
+            )
         self._counts[layers] = counts
         self._read[layers].copy_(counts, non_blocking=True)
 
@@ -203,13 +205,15 @@ class Preconditioner:
         return apply(stack, "K", columns.mT, uses, True, free)
 
     def _memory_for(self, stack: Stack) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """Memory for a direction and for an intermediate result. CPUs take long to get it, so there it is kept."""
+        """Memory for a direction and for an intermediate result. It is stored between steps on CPUs, where to allocate
+        it is slow.
+        """
         layer = stack.layers[0].layer
         weight, index = layer.weight, stack.layers[0].index
         if weight.device.type != "cpu" or self._low_memory or len(stack) > 1:
             return None, None
         if index not in self._memory or self._memory[index][0].dtype != weight.dtype:
-            shape, like = (layer.blocks, layer.d, layer.p), torch.empty(0, dtype=weight.dtype)
+            shape, like = (layer.blocks, layer.d, layer.p), weight.new_empty(0)
             make = partial(empty, like) if stack.pair.left.keeps_matrix else like.new_empty
             self._memory[index] = make(shape), make(shape)
         return self._memory[index]

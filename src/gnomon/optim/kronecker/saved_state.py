@@ -39,8 +39,6 @@ def fitted_state(
     """A copy of a state in the forms of the optimizer that is to load it; raises where it does not fit."""
     own, names, rule = copy.deepcopy(state_dict), registry.names(), preconditioner.rule
     check_groups(own, param_groups)
-    for group, mine in zip(own["param_groups"], param_groups, strict=True):
-        rule.check([registry.layers[p] for p in mine["params"] if p in registry.layers], group)
     for number, p in numbered(own["param_groups"], param_groups):
         found, wanted = own["state"].get(number, {}), {}
         if p in registry.layers:
@@ -50,6 +48,8 @@ def fitted_state(
         check_tensors(found, names[p], tuple(p.shape), wanted)
         if number in own["state"]:
             own["state"][number] = found
+    for group, mine in zip(own["param_groups"], param_groups, strict=True):
+        rule.check([registry.layers[p] for p in mine["params"] if p in registry.layers], group)
     return own
 
 

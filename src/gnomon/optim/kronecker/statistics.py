@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...groups import Element
-from ...linalg import align, power_of_two, symmetric_product
+from ...linalg import align, power_of_two, promoted, symmetric_product
 
 
 class MomentForm(Protocol):
@@ -165,7 +165,7 @@ def summed_moment(form: MomentForm, a: Element | None, rows: Tensor, unit: Tenso
 
 def _index_moment(form: MomentForm, a: Element | None, indices: Tensor) -> Moment:
     """The moment of unit vectors, for a diagonal factor; an index equal to the size stands for the zero vector."""
-    dtype = torch.get_default_dtype() if a is None else a[0].dtype
+    dtype = promoted(torch.get_default_dtype(), torch.float32) if a is None else a[0].dtype
     counts = torch.zeros(indices.shape[0], form.size + 1, dtype=dtype, device=indices.device)
     counts = counts.scatter_add_(1, indices, torch.ones_like(indices, dtype=dtype))[:, :-1]
     covector = counts if a is None else a[0].square() * counts

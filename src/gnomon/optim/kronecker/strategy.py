@@ -27,9 +27,9 @@ class StatisticsSource(Protocol):
 
     due: set[nn.Parameter]
     is_closed: bool
-    takes_gradients: bool
-    """Whether the gradient of the loss may stand in for statistics."""
 
+    @property
+    def takes_gradients(self) -> bool: ...
     @property
     def preconditioner(self) -> FactorStore: ...
     def watched(self) -> list[FactoredLayer]: ...
@@ -45,10 +45,8 @@ class Alone:
 
     count = 1
     """The number of ranks."""
-    has_owners = False
-    """Whether one rank alone updates the factors of a layer."""
     stores_apart = False
-    """Whether one rank alone stores them too."""
+    """Whether one rank alone stores the factors of a layer."""
     moves_apart = False
     """Whether the momenta of a layer's parameters are where its factors are."""
     is_sharded = False

@@ -140,9 +140,6 @@ class StructuredFactor:
     ) -> Tensor:
         return self.group.times_square(square, rows, overwrite, scratch)
 
-    def apply_twice(self, a: Element, rows: Tensor) -> Tensor:
-        return self.group.apply(a, self.group.apply(a, rows, transpose=True))
-
     def project_outer(self, x: Tensor, y: Tensor) -> Tensor:
         return self.group.pack(self.group.restrict(x, y))
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...linalg import HALF, align, constant, peaks, power_of_two, promoted, rms_of
 from .compiled_rules import step_by_rms
 from .compiling import can_compile, compiled
-from .layers.base import Move, Part, Settings, State, States, alike, move_state, parted
+from .layers.base import Layer, Move, Part, Settings, State, States, alike, move_state, parted
 from .strategy import Alone
 
 FUSED = 16
@@ -120,7 +120,7 @@ def started(states: States, p: nn.Parameter, keys: Iterable[str]) -> State:
     for key in keys:
         if key not in state:
             if key == "steps":
-                state[key] = torch.zeros((), device=p.device)
+                state[key] = torch.zeros((), dtype=torch.float32, device=p.device)
             elif key == "momentum_buffer":
                 state[key] = torch.zeros_like(p, memory_format=torch.contiguous_format)
             else:
@@ -189,8 +189,10 @@ def for_parts(values: Tensor, parts: list[Part]) -> Tensor:
     return values.to(parts[0].p.dtype)[constant(tuple(part.layer for part in parts), torch.long, values.device)]
 
 
-def with_even_rows(directions: Tensor) -> Tensor:
-    """Matrices whose rows are at one distance in memory, over all blocks."""
+def with_even_rows(directions: Tensor, layer: Layer) -> Tensor:
+    """Matrices in memory of which the parts of parameters are views, with rows or columns at one distance."""
+    if layer.is_transposed:
+        return directions.mT.contiguous().mT
     far, apart, near = directions.stride()
     return directions if near == 1 and far == apart * directions.shape[1] else directions.contiguous()
 
@@ -226,7 +228,8 @@ class LayerSteps:
     def by_rms(self, moving: list[Move], largest: Peaks, ok: Tensor) -> None:
         """``W <- (1 - lr weight_decay) W - lr D``, D along the average of directions, with a given root mean square."""
         stacks, found = self._precondition(moving)
-        mine, found = [move for stack in stacks for move in stack], [with_even_rows(matrices) for matrices in found]
+        mine = [move for stack in stacks for move in stack]
+        found = [with_even_rows(ds, stack[0].layer.layer) for ds, stack in zip(found, stacks, strict=True)]
         matrices = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in parted(ds, len(stack)))
         parts = parts_of(mine, matrices)
         if self._may_fuse(moving):
@@ -244,8 +247,9 @@ class LayerSteps:
         if strategy.is_sharded:
             rms = strategy.rms_of_shares(parts, [move.layer for move in mine])
         else:
-            shapes = ((len(stack), -1, ds.shape[-1]) for ds, stack in zip(found, stacks, strict=True))
-            rms = rms_of([ds.view(shape) for ds, shape in zip(found, shapes, strict=True)], ok.device)
+            rows = [ds if ds.stride(-1) == 1 else ds.mT for ds in found]
+            counted = zip(rows, stacks, strict=True)
+            rms = rms_of([ds.view(len(stack), -1, ds.shape[-1]) for ds, stack in counted], ok.device)
         gates = self._gates(mine, rms, largest, ok)
         for directions in found:
             directions.nan_to_num_(0.0, 0.0, 0.0)
@@ -315,7 +319,7 @@ class LayerSteps:
             directions = (part.direction.to(part.p.dtype) for part in few)
             places = zip(params, directions, self._averages(few), strict=True)
             own = ((part.group["lr"], part.group["lr"] * part.group["weight_decay"]) for part in few)
-            numbers = (group["step_rms"], group["momentum"], *chain.from_iterable(own))
+            numbers = tuple(float(n) for n in (group["step_rms"], group["momentum"], *chain.from_iterable(own)))
             like, kind = params[0], tuple((len(layer), *(part.p.shape for part in layer)) for layer in layers)
             first, last = few[0].layer, few[-1].layer
             compiled(step_by_rms, (kind, like.dtype, like.device))(

@@ -64,6 +64,8 @@ class Layer:
     """Whether the inputs are indices; each stands for a unit vector of length p."""
     rows_give_gradient: bool = False
     """Whether the last dimension of an input is a row, and the gradient is exactly ``g^T x`` in the weight's layout."""
+    is_transposed: bool = False
+    """Whether the weight stores ``W^T`` for each of several blocks, so that only ``W^T`` can be a view of it."""
     has_axes: bool = False
     """Whether channels come first and positions lie along axes behind them, as in convolutions."""
     usual_approximation: Approximation = "expand"

@@ -74,6 +74,7 @@ class TransposedConvolutionLayer(Layer):
 
     def __init__(self, module: Any, bias: nn.Parameter | None, average: bool = False) -> None:
         super().__init__(module.weight, None, module)
+        self.is_transposed = module.groups > 1
         self.blocks = module.groups
         self.d = math.prod(module.weight.shape[1:])
         self.p = module.in_channels // module.groups
@@ -141,7 +142,7 @@ def _mean_patches(
     padding: list[tuple[int, int]],
     groups: int,
 ) -> Tensor:
-    """The mean of :func:`_patches` over positions, of an input that zeros are around, without patches.
+    """The mean of :func:`_patches` over positions, for an input with zero padding, computed without patches.
 
     Along one axis after the other, the last first, it is a product with few rows.
     """
@@ -154,7 +155,7 @@ def _mean_patches(
 
 
 @functools.lru_cache(maxsize=256)
-@torch.inference_mode(False)  # kept, and so fit for every later use
+@torch.inference_mode(False)  # cached, so it must be usable outside of inference mode
 def _window_means(
     length: int, size: int, step: int, gap: int, sides: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:

@@ -34,6 +34,10 @@ class EmbeddingLayer(Layer):
     def samples(self, x: Tensor) -> int:
         return x.shape[0] if x.ndim else 1
 
+    def count(self, x: Tensor, g: Tensor, approximation: Approximation) -> int:
+        """The number of indices, which are never reduced."""
+        return g.numel() // self.d
+
     def to_matrix(self, weight: Tensor) -> Tensor:
         return weight.mT.unsqueeze(0)
 
