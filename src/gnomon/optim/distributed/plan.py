@@ -50,7 +50,8 @@ class Plan:
 
     What ranks send is counted as payload: a message counts once, whatever way it takes. By the usual algorithms a rank
     sends ``2 (ranks - 1) / ranks`` of what is added up for all (a ring), and at most all of what is added up for one or
-    told by one (a chain, or a tree). A few numbers, under 32 bytes a step, are not counted.
+    told by one (a chain, or a tree). A few numbers, under 32 bytes a step, are not counted, nor the
+    units of statistics that ranks agree on before the first update.
     """
 
     ranks: int

@@ -213,7 +213,7 @@ class Preconditioner:
         if weight.device.type != "cpu" or self._low_memory or len(stack) > 1:
             return None, None
         if index not in self._memory or self._memory[index][0].dtype != weight.dtype:
-            shape, like = (layer.blocks, layer.d, layer.p), weight.new_empty(0)
+            shape, like = (layer.blocks, layer.d, layer.p), torch.empty(0, dtype=weight.dtype, device="cpu")
             make = partial(empty, like) if stack.pair.left.keeps_matrix else like.new_empty
             self._memory[index] = make(shape), make(shape)
         return self._memory[index]
