@@ -19,6 +19,8 @@ FORMS = {
     "KFAC, gradient": {"optimizer": KFAC, "curvature": "gradient"},
 }
 
+CASES = [pytest.param(options, marks=() if name == "gram" else pytest.mark.slow) for name, options in FORMS.items()]
+
 
 def weights(scale=1.0, optimizer=INGD, steps=20, rows=32, accumulate=1, **options):
     """The weights after a few steps of a regression whose loss is multiplied by a scale."""
@@ -36,7 +38,7 @@ def weights(scale=1.0, optimizer=INGD, steps=20, rows=32, accumulate=1, **option
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
-@pytest.mark.parametrize("options", FORMS.values(), ids=FORMS)
+@pytest.mark.parametrize("options", CASES, ids=FORMS)
 def test_steps_do_not_depend_on_the_scale_of_the_loss(options):
     wanted = weights(**options)
     for scale in SCALES:
@@ -58,6 +60,7 @@ def test_compiled_steps_do_not_depend_on_it_either():
         torch.testing.assert_close(weights(scale, compile=True), wanted, rtol=0, atol=5e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1e-5, 1e-4, 1e4])
 def test_targets_of_any_size_are_fitted_alike(size):
     """A linear regression whose targets and weights are scaled together ends at the same relative error."""
