@@ -47,7 +47,7 @@ lint: $(READY) ## ruff, mypy and the import contract
 test: lint ## the linters, then the test suite
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
-test-quick: $(READY) ## the tests that neither start processes nor are slow; about a minute
+test-quick: $(READY) ## the tests that neither start processes nor are slow; about 75 seconds
 	$(BIN)/pytest --numprocesses 2 --dist worksteal -m 'not spawns and not slow'
 
 test-vision: $(VISION_READY) ## the tests of the networks from timm, in an environment of their own

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from .groups import Affine, Element, Group
+from .groups import Affine, Element, Group, Marginal
 from .groups.base import accumulate, add, check_order, times
 from .linalg import align, widen
 
@@ -59,6 +59,21 @@ class Chart:
         """The gradient in eta at 0 from the gradient in the factor's blocks: one product, no inverse."""
         g = self.group.scale(self.group.pullback(a, grad, left=self._left))
         return times(-1, g) if self.form == "inverse" else g
+
+    def packed_pullback(self, frame: Tensor, grad: Element) -> Tensor:
+        """:meth:`pullback` for a stored factor, as one tensor."""
+        group = self.group
+        if isinstance(group, Marginal):
+            return group.gradient(group.unpack(frame), grad, self._sign)
+        return group.pack(self.pullback(group.unpack(frame), grad))
+
+    def advance(self, frame: Tensor, eta: Tensor) -> Tensor:
+        """:meth:`retract` for a stored factor and coordinates; the result may be in the memory of eta."""
+        group = self.group
+        if isinstance(group, Marginal):
+            group.advance(group.unpack(frame), group.unpack(eta), self.order, self._sign)
+            return eta
+        return group.pack(self.retract(group.unpack(frame), group.unpack(eta)))
 
     def matrix(self, a: Element) -> Tensor:
         """``tau``, dense."""

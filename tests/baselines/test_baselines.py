@@ -39,6 +39,7 @@ def run(method, problem, steps, lr, start=None):
     return torch.stack(path)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ALL)
 def test_the_euclidean_limit(method):
     """Tiny steps at the identity: gradient descent, heavy ball, and one and the same Nesterov method."""

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 
+import pytest
 from typer.testing import CliRunner
 
 from gnomon.cli import main
@@ -18,6 +19,7 @@ def imported_by(code):
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
+@pytest.mark.spawns
 def test_the_command_line_imports_an_experiment_only_when_its_command_runs():
     added = imported_by("import gnomon.cli")
     experiments = {name for name in added if name.startswith("gnomon.experiments.")}

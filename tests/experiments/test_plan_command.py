@@ -77,7 +77,7 @@ def test_times_add_up():
     ("arguments", "words"),
     [
         (("--model", "resnet50"), "Error: unknown model 'resnet50'; did you mean resnet-50"),
-        (("--model", "mlp", "--structure", "round"), "structure must be one of dense, "),
+        (("--model", "mlp", "--structure", "round"), "structure must be one of auto, dense, "),
         (("--model", "mlp", "--flops", "0"), "Invalid value for '--flops': 0.0 is not a rate"),
         (("--model", "mlp", "--ranks", "0"), "Invalid value for '--ranks'"),
     ],

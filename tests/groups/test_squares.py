@@ -12,6 +12,7 @@ from support.matrices import F64, LAYOUTS, close, laid_out
 from support.structures import SMALL_GROUPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overwrite", [False, True], ids=["kept", "overwritten"])
 @pytest.mark.parametrize("group", SMALL_GROUPS, ids=repr)
 def test_squares_are_applied(group, overwrite):

@@ -199,6 +199,7 @@ def test_with_momentum_it_equals_an_independent_reference(form):
         torch.testing.assert_close(q.covariance(), cov, rtol=1e-10, atol=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", slow_where(FORMS, lambda form: form == "precision"))
 @pytest.mark.parametrize("group", LINEAR, ids=repr)
 def test_maximum_likelihood_recovers_the_moments(group, form):

@@ -27,6 +27,7 @@ DEGENERATE = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:Number of distinct clusters")  # k-means says so too
 @pytest.mark.parametrize(
     "options",

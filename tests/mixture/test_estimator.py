@@ -65,6 +65,7 @@ def test_methods_agree_with_each_other():
     assert len(model.loss_curve_) == model.n_iter_ + 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("structure", "dim"), [(g.Dense, 15), (g.Diagonal, 5), (g.Arrow, 9), (heisenberg, 14), (blocks, 7)]
 )

@@ -11,6 +11,7 @@ from support.marks import slow_where
 from support.mixtures import FORMS, blobs, blocks, heisenberg, quiet_fit
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", slow_where([None, 50], lambda batch_size: batch_size is None))
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(

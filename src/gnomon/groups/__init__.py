@@ -9,6 +9,7 @@ from .block_triangular import Affine, Arrow, BlockTriangular, Heisenberg
 from .dense import Dense
 from .diagonal import Diagonal, Fixed
 from .kronecker import Kronecker
+from .low_rank import LowRank, LowRankAffine, Marginal
 from .operator import SymmetricOperator
 from .toeplitz import Toeplitz
 from .triangular import Triangular
@@ -25,6 +26,9 @@ __all__ = [
     "Group",
     "Heisenberg",
     "Kronecker",
+    "LowRank",
+    "LowRankAffine",
+    "Marginal",
     "SymmetricOperator",
     "Toeplitz",
     "Triangular",

@@ -315,7 +315,8 @@ class BlockTriangular(Group):
 class Arrow(BlockTriangular):
     """The paper's rank-one submanifold (Sec. low_rank_spd) and its rank-r form.
 
-    ``A = [[a, 0], [b, Diag(c)]]`` with a dense r x r head ``a``: a step costs O(k r^2).
+    ``A = [[a, 0], [b, Diag(c)]]`` with a dense r x r head ``a``: given the first r features, which drive the others,
+    those are independent. (For factors that are not observed see :class:`LowRank`.) A step costs O(k r^2).
     """
 
     def __init__(self, k: int, rank: int = 1) -> None:
@@ -362,6 +363,19 @@ class Affine(BlockTriangular):
 
     def _arguments(self) -> str:
         return f"{self.linear!r}, upper={self.upper}"
+
+    def join(self, factor: Element, mean: Tensor) -> Element:
+        """The element of a Gaussian with this factor and mean."""
+        vector = mean if self.upper else -self.linear.rmatvec(factor, mean)
+        return (*factor, torch.ones_like(mean[..., :1]), vector.unsqueeze(-1 if self.upper else -2))
+
+    def split(self, a: Element) -> tuple[Element, Tensor]:
+        """The factor L and the vector: the mean, or with ``upper=False`` it is ``-L^T mean``."""
+        return a[: len(self.linear.shapes)], a[-1].squeeze(-1 if self.upper else -2)
+
+    def mean(self, a: Element) -> Tensor:
+        factor, vector = self.split(a)
+        return vector if self.upper else -self.linear.rsolve(factor, vector)
 
     @property
     def transposed(self) -> Group:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ..linalg import widen
 from .base import Element, Group, times
+from .low_rank import Marginal
 
 
 class Kronecker(Group):
@@ -27,6 +28,8 @@ class Kronecker(Group):
         for name, part in (("left", left), ("right", right)):
             if not isinstance(part, Group):
                 raise TypeError(f"{name} must be a group, got {part!r}; for a plain size use Dense({part!r})")
+            if isinstance(part, Marginal):
+                raise ValueError(f"{name} cannot be {part}, which is no group; use one, such as Arrow")
         self.left, self.right = left, right
         self.k = left.k * right.k
         self.shapes = left.shapes + right.shapes

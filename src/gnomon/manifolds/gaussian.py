@@ -11,10 +11,11 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from ..frames import Chart
-from ..groups import Affine, Element, Group
+from ..groups import Affine, Element, Group, LowRank, LowRankAffine
+from ..groups.low_rank import Energy
 from ..linalg import widen
 from .init import Init, as_batch_shape, as_group, as_values, initial_element
-from .point import Point
+from .point import AtOrigin, Point
 
 _LOG_2PI = math.log(2 * math.pi)
 
@@ -53,13 +54,18 @@ class Gaussian(Point):
         if form not in ("covariance", "precision"):
             raise ValueError(f"form must be 'covariance' or 'precision', got {form!r}")
         linear = as_group("structure", structure)
-        if not linear.is_algebra:
+        upper = form == "covariance"
+        affine: Affine | LowRankAffine
+        if isinstance(linear, LowRank):
+            affine = LowRankAffine(linear, upper)
+        elif linear.is_algebra:
+            affine = Affine(linear, upper)
+        else:
             raise ValueError(f"structure cannot be {linear}: the affine group of a Gaussian needs a matrix algebra")
         if dtype is None and init is None and loc is not None:
             dtype = as_values("loc", loc).dtype
         batch_shape = as_batch_shape(batch_shape)
-        upper = form == "covariance"
-        chart = Chart(Affine(linear, upper), "outer" if upper else "inverse", order)
+        chart = Chart(affine, "outer" if upper else "inverse", order)
         factor = initial_element(
             linear,
             chart.form,
@@ -70,16 +76,24 @@ class Gaussian(Point):
             project=project,
         )
         mean = _initial_mean(loc, (*batch_shape, linear.k), factor[0])
-        vector = mean if upper else -linear.rmatvec(factor, mean)
-        one = mean.new_ones(*batch_shape, 1)
-        super().__init__(chart, (*factor, one, vector.unsqueeze(-1 if upper else -2)))
+        super().__init__(chart, affine.join(factor, mean))
         self.form = form
+
+    @property
+    def affine(self) -> Affine | LowRankAffine:
+        """The group of the factor and the mean together."""
+        assert isinstance(self.group, (Affine, LowRankAffine))
+        return self.group
+
+    @property
+    def structure(self) -> Group:
+        """The group of the factor."""
+        return self.affine.linear
 
     def _parts(self) -> tuple[Group, Element, Tensor]:
         """The linear group, its element (L or P), and the vector (mu or c)."""
-        assert isinstance(self.group, Affine)
-        linear, a = self.group.linear, self.element()
-        return linear, a[: len(linear.shapes)], a[-1].squeeze(-1 if self.form == "covariance" else -2)
+        factor, vector = self.affine.split(self.element())
+        return self.structure, factor, vector
 
     @property
     def d(self) -> int:
@@ -89,8 +103,7 @@ class Gaussian(Point):
     @property
     def loc(self) -> Tensor:
         """The mean, as a copy."""
-        linear, factor, vector = self._parts()
-        return vector.clone() if self.form == "covariance" else -linear.rsolve(factor, vector)
+        return self.affine.mean(self.element()).clone()
 
     def factor_matrix(self) -> Tensor:
         """``L`` (covariance form) or ``P`` (precision form), dense, as a copy."""
@@ -111,10 +124,13 @@ class Gaussian(Point):
         """``log det Sigma``, of the batch shape."""
         return self._logdet()
 
-    def _standardize(self, x: Tensor) -> Tensor:
-        """``z`` with ``(x - mu)^T Sigma^-1 (x - mu) = |z|^2``."""
+    def _check_vectors(self, x: Tensor) -> None:
         if x.ndim == 0 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {tuple(x.shape)}, but this Gaussian has vectors of length {self.d}")
+
+    def _standardize(self, x: Tensor) -> Tensor:
+        """``z`` with ``(x - mu)^T Sigma^-1 (x - mu) = |z|^2``."""
+        self._check_vectors(x)
         linear, factor, vector = self._parts()
         if self.form == "covariance":
             return linear.solve(factor, x - vector)
@@ -122,7 +138,26 @@ class Gaussian(Point):
 
     def log_prob(self, x: Tensor) -> Tensor:
         """The log-density at ``x`` of shape ``(*sample, *batch_shape, d)``."""
-        return -0.5 * (self._standardize(x).square().sum(-1) + self.logdet() + self.d * _LOG_2PI)
+        self._check_vectors(x)
+        if isinstance(self.group, LowRankAffine):
+            energy = self._low_rank_energy(self.group, x)
+        else:
+            energy = self._standardize(x).square().sum(-1) + self.logdet()
+        return -0.5 * (energy + self.d * _LOG_2PI)
+
+    def _low_rank_energy(self, group: LowRankAffine, x: Tensor) -> Tensor:
+        """``(x - mu)^T Sigma^-1 (x - mu) + log det Sigma``, differentiated down to the coordinates at once."""
+        if x.requires_grad or not self._at_origin():
+            return group.energy(self.element(), x)
+        energy = Energy(group, self.frame, x)
+        (value,) = AtOrigin.apply(
+            self.eta,
+            self.frame,
+            lambda frame: (energy.value(),),
+            lambda frame, grads: energy.gradient(grads[0]),
+            lambda frame, eta: (group.energy(self._moved(frame, eta), x),),
+        )
+        return value
 
     def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
         """Reparametrized draws, ``(*sample_shape, *batch_shape, d)``."""

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..frames import Chart, Form
-from ..groups import Dense, Element, Group
+from ..groups import Dense, Element, Group, Marginal
 
 Init = float | Tensor | None
 
@@ -66,6 +66,8 @@ def initial_element(
     project: bool = False,
 ) -> Element:
     """The factor of ``tau = init`` in the given form; computed in float64, stored in ``dtype``."""
+    if form == "inner" and isinstance(group, Marginal):
+        raise ValueError(f"factor cannot be 'inner' for {group}; use 'outer' or 'inverse'")
     values = as_values("init", 1.0 if init is None else init)
     dtype = dtype or values.dtype
     if not dtype.is_floating_point:
@@ -99,7 +101,7 @@ def _from_diagonal(group: Group, form: Form, diagonal: Tensor, project: bool) ->
     element = group.from_diagonal(root)
     if not project:
         _require_close(group, group.matvec(element, torch.ones_like(root)) / root, torch.ones_like(root))
-    return element
+    return group.start(root) if isinstance(group, Marginal) else element
 
 
 def _from_matrix(group: Group, form: Form, tau: Tensor, project: bool) -> Element:

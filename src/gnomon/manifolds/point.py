@@ -14,7 +14,7 @@ from torch._C import _are_functorch_transforms_active
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ..frames import Chart
-from ..groups import Element, Group
+from ..groups import Element, Group, Marginal
 from ..linalg import align, full_precision
 
 _owners: Any = WeakIdKeyDictionary()
@@ -124,12 +124,12 @@ class Point(nn.Module):
             return self.chart.retract(self.group.unpack(frame), self.group.unpack(eta))
 
     def _pull_back(self, frame: Tensor, grads: Element) -> Tensor:
-        return self.group.pack(self.chart.pullback(self.group.unpack(frame), grads))
+        return self.chart.packed_pullback(frame, grads)
 
     def _logdet(self) -> Tensor:
         """``log det tau``. Its gradient at the origin is a constant: nothing is inverted."""
         chart, unpack = self.chart, self.group.unpack
-        if not self._at_origin():
+        if isinstance(self.group, Marginal) or not self._at_origin():
             return chart.logdet(self.element())
         (value,) = AtOrigin.apply(
             self.eta,
@@ -156,9 +156,8 @@ class Point(nn.Module):
         # The inner loop of every small problem: attribute look-ups of a module cost as much as a product here.
         frame: Tensor = self._buffers["frame"]  # type: ignore[assignment]
         coordinates: Tensor = self._parameters["eta"]  # type: ignore[assignment]
-        group = self.group
         eta = coordinates.detach()  # shares the version counter, records no graph
-        moved = group.pack(self.chart.retract(group.unpack(frame), group.unpack(eta)))
+        moved = self.chart.advance(frame, eta)
         movable = None
         if not all_finite(moved):
             movable = moved.isfinite().flatten(len(self.batch_shape)).all(-1)

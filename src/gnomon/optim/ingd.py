@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Literal
 
@@ -16,9 +16,11 @@ from .kronecker.config import CurvatureConfig, FactorConfig, Scalar, StepConfig,
 from .kronecker.factor_update import InverseFreeFactors, early_average, published_precond_lr
 from .kronecker.layers.base import Approximation, Settings
 from .kronecker.optimizer import KroneckerOptimizer
+from .kronecker.polar import PolarDirections
 from .kronecker.structures import Structure
 
 PAPER: Settings = {
+    "structure": "dense",
     "momentum": 0.9,
     "weight_decay": 0.01,
     "damping": 5e-3,
@@ -26,6 +28,7 @@ PAPER: Settings = {
     "precond_momentum": 0.5,
     "approx": "expand",
     "step_rms": None,
+    "polar": False,
     "max_factor_step": math.inf,
     "order": 1,
     "relative": False,
@@ -49,7 +52,10 @@ class INGD(KroneckerOptimizer):
     with its bias as a last column. By default, the average B of the directions (Nesterov's) is scaled to
     a root mean square of ``step_rms`` in each layer, as AdamW's steps nearly are::
 
-        B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay) W - lr step_rms B / rms(B)
+        B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay) W - lr step_rms Q / rms(Q)
+
+    Q is the polar factor of B, the orthogonal matrix nearest to it, for layers with a dense factor whose batches have
+    many rows, and B itself otherwise (:class:`~gnomon.optim.kronecker.polar.PolarDirections`).
 
     Beside that the defaults differ from the figure in what keeps it stable: curvature and damping are relative to the
     mean of the layer's curvature, so that the identity is a matched start and the scale of inputs and loss does not
@@ -69,7 +75,8 @@ class INGD(KroneckerOptimizer):
         precond_momentum: a1. By default there is none: b1 is so large that it has little to add, and a dense factor
             costs half as much without it.
         update_every: steps between updates of the factors, T in the paper.
-        structure: the structure of K and C: ``"dense"``, ``"triangular"``, ``"diagonal"``, ``"block"``, ``"arrow"``,
+        structure: the structure of K and C: ``"auto"`` is dense, with a diagonal on a side above 640 that is more than
+            3.5 times as long as the other one; ``"dense"``, ``"triangular"``, ``"diagonal"``, ``"block"``, ``"arrow"``,
             ``"heisenberg"``, ``"toeplitz"`` or ``"identity"``, a function from the size to a group, a pair of those
             for (K, C), or a mapping from patterns of layer names (``"encoder.*"``) to any of these.
         curvature: ``"kfac"`` takes inputs and output gradients of layers by hooks; ``"gradient"`` takes the gradient
@@ -81,6 +88,10 @@ class INGD(KroneckerOptimizer):
             before the loss as a rule, and expands sequences.
         grouped: factors for each group of a convolution (``"each"``), or the paper's ``"average"`` over them.
         step_rms: root mean square of a layer's step at ``lr = 1``; None for steps as long as they are.
+        polar: whether a step goes along the polar factor of B, the orthogonal matrix nearest to it. It is taken where
+            a factor is dense and a batch has enough rows to pay for it. A mapping from patterns of layer names to
+            numbers says how many matrices lie side by side in the outputs of a layer, as in ``{"*.qkv": 3}``; 0 leaves
+            B as it is. It needs ``step_rms``, and is not used with ``precondition_only``.
         kl_clip: the alternative to ``step_rms``: a bound on ``lr^2 <G, D>``, over all layers.
         max_factor_step: bound on the spectral norm of what an update adds to ``m_K`` and ``m_C``; ``math.inf`` for
             none.
@@ -136,12 +147,13 @@ class INGD(KroneckerOptimizer):
         precond_lr: Scalar = early_average,
         precond_momentum: Scalar = 0.0,
         update_every: int = 10,
-        structure: Structure = "dense",
+        structure: Structure = "auto",
         curvature: Literal["kfac", "gradient"] = "kfac",
         fisher: Literal["empirical", "mc"] = "empirical",
         approx: Approximation | Literal["auto"] = "auto",
         grouped: Literal["each", "average"] = "each",
         step_rms: Scalar | None = 0.5,
+        polar: bool | Mapping[str, int] = True,
         kl_clip: Scalar | None = None,
         max_factor_step: float = 0.5,
         order: Literal[1, 2] = 2,
@@ -186,6 +198,7 @@ class INGD(KroneckerOptimizer):
             groups=groups,
             sharing=partial(strategy_for, mode=shard),
             low_memory=memory == "low",
+            direction=PolarDirections(polar),
         )
 
     def factors(self, name: str) -> tuple[Tensor, Tensor]:

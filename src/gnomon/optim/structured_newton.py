@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..frames import Chart
-from ..groups import Dense, Element, Group, SymmetricOperator
+from ..groups import Dense, Element, Group, LowRank, SymmetricOperator
 from ..groups.base import accumulate, add, positive_size, times
 from ..linalg import full_precision
 from ..manifolds import all_finite
@@ -55,9 +55,9 @@ class StructuredNewton(Optimizer):
 
     ``step(closure)`` takes a closure that returns the loss and does **not** call ``backward()``. A step costs one
     gradient and one Hessian-vector product; an update of the preconditioner, k more for ``Dense(k)``, head + tail and
-    the diagonal for ``Heisenberg``, rank and the diagonal for ``Arrow``, the diagonal for ``Diagonal``. A diagonal
-    costs ``samples`` (Hutchinson), ``width + 1`` (Banded), one a color (Colored), none (given) or its length (exact);
-    the first step takes one more where ``init`` is None. ``hessian_products`` counts all of them.
+    the diagonal for ``Heisenberg``, rank and the diagonal for ``Arrow`` and ``LowRank``, the diagonal for ``Diagonal``.
+    A diagonal costs ``samples`` (Hutchinson), ``width + 1`` (Banded), one a color (Colored), none (given) or its length
+    (exact); the first step takes one more where ``init`` is None. ``hessian_products`` counts all of them.
 
     A step of the preconditioner is cut back, with its momentum, where it would change S in some direction by more
     than a factor e. A step ``lr u`` of the parameters, ``u = A A^T g``, is cut back where the curvature along it says
@@ -130,6 +130,8 @@ class StructuredNewton(Optimizer):
                 f"structure {structure} has k = {structure.k}, but a group of params has {size} numbers; give a "
                 "function from the number to a structure, such as gnomon.groups.Arrow"
             )
+        if isinstance(structure, LowRank) and self.form == "B":
+            raise ValueError(f"form must be 'A' for {structure}: the diagonal of S^-1 H S^-1 is not at hand")
         return Chart(structure, "outer" if self.form == "A" else "inverse")
 
     # ------------------------------------------------------------------ the step
@@ -236,7 +238,8 @@ class StructuredNewton(Optimizer):
         """``S = init I`` in either form."""
         size = init or hessian.diagonal().square().mean().sqrt().item() or 1.0
         root = size**-0.5 if self.form == "A" else size**0.5
-        return structure.from_diagonal(torch.full_like(like, root))
+        diagonal = torch.full_like(like, root)
+        return structure.start(diagonal) if isinstance(structure, LowRank) else structure.from_diagonal(diagonal)
 
     def _precondition(self, structure: Group, frame: Element, gradient: Tensor) -> Tensor:
         """``S^-1 g``."""
@@ -246,6 +249,8 @@ class StructuredNewton(Optimizer):
 
     def _tangent(self, structure: Group, frame: Element, hessian: SymmetricOperator, size: float) -> Element:
         """``size D.<E, M - I>``: the gradient in the preconditioner's coordinates, ``size`` times."""
+        if isinstance(structure, LowRank):
+            return times(size, structure.newton_gradient(frame, hessian))
         identity = structure.identity_like(frame)
         if self.form == "A":
             m = structure.congruence(frame, hessian)

@@ -288,6 +288,7 @@ def test_a_batch_is_a_function_of_indices_and_generator(tmp_path, name):
         assert torch.equal(part[1], y[chosen])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["digits", "fashion-mnist", "cifar100"])
 def test_normalized_images_have_mean_zero_and_variance_one(name):
     x, _ = load_real(name).test_batch(torch.arange(360))

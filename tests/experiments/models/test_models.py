@@ -49,6 +49,7 @@ def test_small_ones_of_the_large_kinds():
     assert not torch.equal(vision(images), output)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "channels", "size"),
     [

@@ -20,12 +20,12 @@ pytest.importorskip("optuna", reason="gnomon reproduce needs optuna (extra 'expe
 from gnomon.cli import main
 from gnomon.experiments import models
 from gnomon.experiments.commands.reproduce import TABLE_NAMES
-from gnomon.experiments.tables import published, study, tolerance, workers
+from gnomon.experiments.tables import published, runs, study, tolerance
 from gnomon.experiments.tables.reproduce import reproduce_table
+from gnomon.experiments.tables.runs import Result, Run, Timing
 from gnomon.experiments.tables.scales import TABLES, Grid, Scale
 from gnomon.experiments.tables.section import Section
 from gnomon.experiments.tables.study import Method, Study, as_trial, within
-from gnomon.experiments.tables.workers import Result, Run, Timing
 from gnomon.experiments.training.config import Config, TrainingError, completed
 from gnomon.experiments.training.trainer import Epoch
 from gnomon.experiments.training.tune import for_optimizer, rate_grid
@@ -281,7 +281,7 @@ def test_time_of_a_run():
     timing = Timing(0.1, train_size=1000, test_size=300)
     assert timing.of(Config(batch_size=10, epochs=2)) == pytest.approx(2 * 0.1 * (1000 + 100) / 10)
     assert timing.of(Config(batch_size=10, epochs=1, validation=0.1)) == pytest.approx(0.1 * (900 + 100 / 3) / 10)
-    assert workers.rehearse(replace(TASK, lr=1e-6), steps=2).train_size == 160
+    assert runs.rehearse(replace(TASK, lr=1e-6), steps=2).train_size == 160
 
 
 def test_a_run_that_diverges_is_a_result(tmp_path):

@@ -224,6 +224,7 @@ def test_what_is_done_in_one_process_says_so(monkeypatch):
     assert "gnomon tune is not for torchrun (WORLD_SIZE=2); start it alone" in result.output
 
 
+@pytest.mark.spawns
 def test_ranks_that_do_not_meet(monkeypatch):
     for name, value in environment(0, 2, free_port()).items():
         monkeypatch.setenv(name, value)

@@ -30,26 +30,12 @@ from gnomon.experiments.training.config import (
     read_settings,
 )
 from gnomon.experiments.training.folder import RunFolder
-from gnomon.experiments.training.report import Silent
 from gnomon.experiments.training.run import train
 from gnomon.experiments.training.schedule import rate
-from gnomon.experiments.training.trainer import Epoch, load_data
+from gnomon.experiments.training.trainer import load_data
+from support.training import SMALL, StopAt, assert_one_line, command, options, small, written
 
-SMALL = {"train_limit": 320, "test_limit": 100, "batch_size": 32, "epochs": 2}
 COMMAND = [sys.executable, "-c", "from gnomon.cli import main; main()", "train"]
-
-
-def small(**settings):
-    return Config(**{**SMALL, **settings})
-
-
-def command(*arguments, **environment):
-    settings = {"COLUMNS": "200", "TERM": "dumb", **environment}
-    return CliRunner().invoke(main, [str(argument) for argument in arguments], env=settings)
-
-
-def options(**settings):
-    return [part for name, value in settings.items() for part in (f"--{name.replace('_', '-')}", str(value))]
 
 
 def weights(run):
@@ -69,31 +55,6 @@ def assert_equal(one, other):
         [dataclasses.replace(e, seconds=0, cpu_seconds=0) for e in RunFolder(run).epochs()] for run in (one, other)
     ]
     assert measured[0] == measured[1]
-
-
-def assert_one_line(result, *words):
-    assert result.exit_code not in (0, None)
-    assert result.exception is None or isinstance(result.exception, SystemExit)
-    lines = [line for line in result.output.splitlines() if line.strip()]
-    errors = [line for line in lines if line.startswith("Error: ")]
-    assert len(errors) == 1
-    assert errors[0] == lines[-1]
-    assert all(word in errors[0] for word in words), errors[0]
-
-
-class StopAt(Silent):
-    """Sends Ctrl-C to its own process after some steps or epochs."""
-
-    def __init__(self, steps=None, epochs=None):
-        self.steps, self.epochs = steps, epochs
-
-    def step(self, trainer):
-        if trainer.steps == self.steps:
-            signal.raise_signal(signal.SIGINT)
-
-    def epoch(self, epoch):
-        if epoch.epoch == self.epochs:
-            signal.raise_signal(signal.SIGINT)
 
 
 @pytest.fixture(autouse=True)
@@ -295,10 +256,14 @@ def test_a_loss_that_is_not_finite(tmp_path, every_step):
     config = small(optimizer="sgd", lr=1e30, epochs=1)
     assert "not finite" in train(config).failure
     result = command("train", *options(**SMALL, optimizer="sgd", lr=1e30, output=tmp_path / "run", save_every=0))
-    assert_one_line(result, "not finite", "--lr", "checkpoint")
+    assert_one_line(result, "not finite", "--lr")
     checkpoint = RunFolder(tmp_path / "run").checkpoint
+    assert checkpoint.exists() == ("checkpoint" in result.output)  # it speaks of one only where there is one
     if checkpoint.exists():  # the weights of the last one are finite
         assert all(value.isfinite().all() for value in torch.load(checkpoint)["model"].values())
+    result = command("train", *options(**SMALL, optimizer="sgd", lr=1e30, output=tmp_path / "other"))
+    assert_one_line(result, "not finite", "--lr")
+    assert "checkpoint" not in result.output
 
 
 # ---------------------------------------------------------------------- settings
@@ -426,16 +391,6 @@ def test_tensorboard(tmp_path):
 
 
 # ---------------------------------------------------------------------- comparison
-def written(path, config, errors, seconds=2.0):
-    run = RunFolder(path)
-    config = completed(config)
-    run.begin(config, "cpu")
-    run.write_epochs(
-        [Epoch(i + 1, i, 1.0, 50.0, 1.5, e, 0.1, seconds * (i + 1), seconds * (i + 1)) for i, e in enumerate(errors)]
-    )
-    return path
-
-
 @pytest.mark.slow
 def test_the_papers_table(tmp_path):
     cnn = Config(model="cnn", data="cifar100", epochs=12)
@@ -453,7 +408,7 @@ def test_the_papers_table(tmp_path):
     assert "12/120" in result.output
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert compare.read_runs(runs[:1])[0].scores(last=11) == pytest.approx([(90 + 300) / 11])
-    assert_one_line(command("compare", tmp_path), "holds no run")
+    assert_one_line(command("compare", tmp_path), "nothing to compare", "holds no run")
     assert_one_line(command("compare", written(tmp_path / "e", cnn, [])), "has not finished an epoch")
     assert_one_line(command("compare", *runs, "--output", tmp_path), "cannot write --output")
 

@@ -88,8 +88,9 @@ def measured():
 def test_ranks_send_and_store_what_the_plan_says(name):
     torch.manual_seed(0)
     planned = plan(INGD(Small(), **EVERY, **CASES[name]), 4)
-    # At the first update ranks agree on a unit for the inputs and one for the output gradients of each layer with rows.
-    units = 2 * 4 * sum(layer.statistics > 0 for layer in planned.layers)
+    # At the first update ranks agree on a unit for the inputs and one for the output gradients of each layer with rows,
+    # and add up the number of rows.
+    agreed = (2 * 4 + 8) * sum(layer.statistics > 0 for layer in planned.layers)
     for rank, found in enumerate(measured()):
         (first, *others, last), memory, there = found[name]
         for at_update in (first, last):
@@ -99,7 +100,7 @@ def test_ranks_send_and_store_what_the_plan_says(name):
             assert step.get("directions", 0) == planned.bytes_per_step
         for step in others:
             assert set(step) <= {"directions", "numbers"}
-        assert first["numbers"] - last["numbers"] == units
+        assert first["numbers"] - last["numbers"] == agreed
         assert max(step.get("numbers", 0) for step in (*others, last)) < 32
         # AdamW has a count for each of its parameters.
         assert planned.memory[rank] == pytest.approx(memory, abs=64)

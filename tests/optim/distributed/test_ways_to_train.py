@@ -145,13 +145,13 @@ class Heads(nn.Module):
 
 def _a_pass_for_each_task(rank, count):
     torch.manual_seed(0)
-    model = Heads()
+    model = Heads().double()
     wrapped = DistributedDataParallel(model, find_unused_parameters=True) if count > 1 else model
     optimizer = INGD(wrapped)
     for x, y in batches():
         optimizer.zero_grad()
         for task in (0, 1):
-            output = wrapped(part(x, rank, count).float(), task)
+            output = wrapped(part(x, rank, count).double(), task)
             nn.functional.cross_entropy(output, part(y, rank, count)).backward()
         optimizer.step()
     return outcome(model, optimizer)

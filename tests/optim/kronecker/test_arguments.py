@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD, KFAC
+from gnomon.optim.kronecker.config import IN_PLACE_OF, preset_arguments
 from support.perceptron import perceptron
 
 OPTIMIZERS = [INGD, KFAC]
@@ -57,7 +58,7 @@ def test_sparse_gradients_are_refused_before_anything_changes():
         ({"grouped": "all"}, "grouped must be 'each' or 'average', got 'all'"),
         ({"fallback": "lion"}, "fallback must be 'adamw' or 'sgd', got 'lion'"),
         ({"preset": "fast"}, "preset must be 'robust' or 'paper', got 'fast'"),
-        ({"structure": "sparse"}, "structure must be one of dense, triangular, .*, got 'sparse'"),
+        ({"structure": "sparse"}, "structure must be one of auto, dense, triangular, .*, got 'sparse'"),
         ({"structure": ("dense",)}, r"structure must be a pair \(inputs, outputs\), got 1 parts"),
         ({"structure": lambda k: None}, "structure must give a group of size 6 for that size, got None"),
         ({"structure": {"0": "nothing"}}, "structure must be one of"),
@@ -93,3 +94,33 @@ def test_settings_of_a_wrong_type():
 def test_a_wrong_value_of_memory(memory):
     with pytest.raises(ValueError, match=f"memory must be 'default' or 'low', got {memory!r}"):
         INGD(nn.Linear(2, 2), memory=memory)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"betas": (0.9, 0.999)}, "there is no argument betas: momentum takes the place of the first beta"),
+        ({"eps": 1e-8}, "there is no argument eps: damping takes its place"),
+        ({"fused": True}, "there is no argument fused: leave it out"),
+        (
+            {"foreach": False, "eps": 1.0},
+            "there is no argument foreach: leave it out.*; there is no argument eps: damping",
+        ),
+        ({"maximize": True}, "there is no argument maximize: take the loss with the opposite sign"),
+        ({"nesterov": True}, "there is no argument nesterov: steps by step_rms are Nesterov's already"),
+    ],
+)
+def test_arguments_of_other_optimizers(kind, arguments, message):
+    with pytest.raises(TypeError, match=message):
+        kind(perceptron(), **arguments)
+
+
+def test_parameters_in_the_place_of_the_model():
+    with pytest.raises(TypeError, match="there is no argument params: pass the model itself as the first argument"):
+        INGD(params=perceptron().parameters())
+
+
+def test_no_argument_of_ours_is_taken_for_one_of_others():
+    for kind in OPTIMIZERS:
+        assert not set(IN_PLACE_OF) & set(preset_arguments(kind))

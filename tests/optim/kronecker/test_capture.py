@@ -4,6 +4,7 @@ import copy
 import io
 import weakref
 
+import pytest
 import torch
 from torch import nn
 
@@ -78,6 +79,7 @@ def test_the_hooks_go_with_their_owner():
     model(torch.randn(5, 3)).sum().backward()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_captured_too():
     model, _owner, seen = setting()
     compiled = torch.compile(model, backend="eager")
@@ -86,3 +88,63 @@ def test_a_compiled_model_is_captured_too():
     assert len(seen) == 2
     for module, inputs, gradient, _ in seen:
         torch.testing.assert_close(gradient.mT @ inputs, module.weight.grad)
+
+
+def test_a_graph_that_must_not_end_names_the_remedy():
+    torch._dynamo.reset()
+    model, _owner, _ = setting()
+    with pytest.raises(torch._dynamo.exc.Unsupported, match="for fullgraph=True build it with curvature='gradient'"):
+        torch.compile(model, backend="eager", fullgraph=True)(torch.randn(5, 3))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit")
+def test_scripts_and_traces():
+    model, owner, _ = setting()
+    for scripted in (model, copy.deepcopy(model)):
+        with pytest.raises(AttributeError, match=r"torch\.jit\.script cannot compile .* after optimizer\.close\(\)"):
+            torch.jit.script(scripted)
+    x = torch.randn(5, 3)
+    torch.testing.assert_close(torch.jit.trace(model, x)(x), model(x))
+    owner.capture.close()
+    torch.testing.assert_close(torch.jit.script(model)(x), model(x))
+
+
+class Named(nn.Linear):
+    """Names its input differently, and takes more."""
+
+    def forward(self, x, scale=1.0):
+        return super().forward(x) * scale
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda layer, x: layer(x=x),
+        lambda layer, x: layer(scale=torch.tensor(2.0), x=x),
+        lambda layer, x: layer(x, scale=2.0),
+        lambda layer, x: nn.Linear.forward(layer, x) + 0 * layer(x=x),
+    ],
+)
+def test_inputs_by_other_names(call):
+    layer = Named(3, 2)
+    owner = Owner(nn.ModuleList([layer, nn.Identity(), nn.Linear(1, 1)]))
+    x = torch.randn(5, 3)
+    call(layer, x).sum().backward()
+    ((_, inputs, gradient, _),) = owner.seen
+    assert torch.equal(inputs, x)
+    assert gradient.shape == (5, 2)
+
+
+def test_other_inputs_are_left_alone():
+    """A first argument that is no tensor, or a default."""
+
+    class Other(nn.Linear):
+        def forward(self, index=0, x=None):
+            return super().forward(x)
+
+    layer = Other(3, 2)
+    owner = Owner(nn.ModuleList([layer, nn.Identity(), nn.Linear(1, 1)]))
+    for arguments in ((1, torch.randn(5, 3)), (None, torch.randn(5, 3))):
+        layer(*arguments).sum().backward()
+    layer(x=torch.randn(5, 3)).sum().backward()
+    assert owner.seen == []

@@ -104,6 +104,7 @@ def scaled(factor):
     return spoil
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager_compiler")
 @pytest.mark.parametrize(
     "spoil", slow_where([None, no_gradient, not_finite, scaled(1e-200)], lambda spoil: spoil is not not_finite)

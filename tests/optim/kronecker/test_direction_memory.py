@@ -16,6 +16,7 @@ MIXED = {f"{left}-{right}": (left, right) for left, right in (("dense", "block")
 BUILDS = {**OPTIMIZERS, **{name: functools.partial(INGD, structure=sides) for name, sides in MIXED.items()}}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", slow_where(["few rows", "many rows", "convolutions"], lambda kind: kind == "convolutions")
 )

@@ -7,6 +7,7 @@ from gnomon.optim import INGD
 from support.perceptron import batches, close, perceptron, train
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", [torch.float64, torch.bfloat16])
 def test_another_type_after_construction_and_later(target):
     """The losses are those of a model that stays in float32, to the precision of the other type."""

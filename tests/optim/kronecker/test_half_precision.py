@@ -27,7 +27,9 @@ def change(kind, make, inputs, dtype, **options):
         model = make().to(wanted)
         x = inputs.to(wanted) if inputs.is_floating_point() else inputs
         before = [p.detach().clone() for p in model.parameters()]
-        optimizer = kind(model, lr=3e-2, weight_decay=0.0, update_every=1, **options)
+        # The polar factor of a few rows enlarges what half precision rounds: test_polar.py has more rows.
+        own = {"polar": False} if kind is INGD else {}
+        optimizer = kind(model, lr=3e-2, weight_decay=0.0, update_every=1, **own, **options)
         step(model, optimizer, x)
         assert optimizer.skipped_steps == optimizer.skipped_updates == 0
         after = [p.detach() for p in model.parameters()]
@@ -50,6 +52,7 @@ def test_fewer_and_more_rows_than_a_layer_is_wide(size, rows, dtype, kind):
     check(change(kind, lambda: nn.Linear(size, size), torch.randn(rows, size), dtype))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
 @pytest.mark.parametrize("structure", NAMES)
 @pytest.mark.parametrize("rows", [8, 80])

@@ -72,6 +72,7 @@ class Everything(nn.Module):
         return self.normed(x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fallback", slow_where(["adamw", "sgd"], lambda fallback: fallback == "sgd"))
 @pytest.mark.parametrize("curvature", slow_where(["kfac", "gradient"], lambda curvature: curvature == "gradient"))
 @pytest.mark.parametrize("kind", OPTIMIZERS)

@@ -80,9 +80,17 @@ def settings_damping(stack):
     return 1e-2 * stack.get("K").mean().clamp(min=1e-30)
 
 
-def sign(preconditioned):
-    """A toy: the signs of the preconditioned gradient."""
-    return preconditioned.sign()
+class Signs:
+    """A toy: the signs of the averages, for all layers."""
+
+    def kind(self, layer):
+        return "all"
+
+    def check(self, layers):
+        pass
+
+    def __call__(self, layers, averages):
+        return averages.sign()
 
 
 def network():
@@ -90,7 +98,7 @@ def network():
     return nn.Sequential(nn.Linear(6, 20), nn.Tanh(), nn.Linear(20, 2))
 
 
-@pytest.mark.parametrize("direction", [None, sign])
+@pytest.mark.parametrize("direction", [None, Signs()], ids=["averages", "signs"])
 def test_a_new_rule_for_factors_trains_and_resumes(direction):
     """The toy learns, its state has what it says, and a run that is resumed takes the same steps."""
     (x, y), model = teacher(), network()
@@ -114,7 +122,7 @@ def test_a_new_rule_for_directions_is_applied():
     (x, y), model = teacher(), network()
     before = model[0].weight.detach().clone()
     options = {**SETTINGS, "momentum": 0.0}
-    optimizer = KroneckerOptimizer(model, options, rule=RootMeanSquares(), direction=sign)
+    optimizer = KroneckerOptimizer(model, options, rule=RootMeanSquares(), direction=Signs())
     train(optimizer, lambda: (model(x) - y).square().mean(), 1)
     moved = (model[0].weight - before).abs()
     torch.testing.assert_close(moved, torch.full_like(moved, 1e-2 * 0.5))

@@ -82,6 +82,7 @@ def quietly(optimizer, loss, steps=4, shortcut=None):
             optimizer.step()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "samples"),
     slow_where(

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD, KFAC
-from support.perceptron import batches, equal, perceptron, train
+from support.perceptron import batches, close, equal, perceptron, train
 
 OPTIMIZERS = [INGD, KFAC]
 
@@ -128,3 +128,54 @@ def test_a_group_that_fails_changes_nothing():
         assert (len(optimizer.param_groups), len(model[0]._forward_hooks)) == (groups, hooks)
     with pytest.raises(TypeError, match="a group must be a dictionary with 'params'"):
         INGD(model, groups=["params"])
+
+
+# ---------------------------------------------------------------------- rates that are tensors
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (1, 1, 1)])
+@pytest.mark.parametrize("settings", [{}, {"preset": "paper"}, {"kl_clip": 1e-3}, {"fallback": "sgd"}])
+def test_rates_of_one_element_and_any_dimension(kind, shape, settings):
+    plain, model = perceptron(), perceptron()
+    train(plain, kind(plain, 1e-2, **settings), batches(3))
+    rate = torch.full(shape, 1e-2)
+    train(model, kind(model, rate, **settings), batches(3))
+    close(model, plain)
+    assert rate.shape == shape
+
+
+@pytest.mark.parametrize("name", ["momentum", "weight_decay", "damping", "precond_lr", "fallback_lr", "step_rms"])
+def test_other_settings_that_are_tensors(name):
+    plain, model = perceptron(), perceptron()
+    train(plain, INGD(plain, **{name: 0.1}), batches(3))
+    train(model, INGD(model, **{name: torch.tensor([0.1])}), batches(3))
+    close(model, plain)
+
+
+def test_functions_that_give_tensors():
+    plain, model = perceptron(), perceptron()
+    train(plain, INGD(plain, lambda step: 0.1 / (1 + step), damping=lambda step: 0.1), batches(3))
+    optimizer = INGD(model, lambda step: torch.tensor([0.1]) / (1 + step), damping=lambda step: torch.tensor([[0.1]]))
+    train(model, optimizer, batches(3))
+    close(model, plain)
+
+
+def test_a_tensor_is_no_rate_of_two_groups():
+    """INGD makes two groups of one, and a scheduler changes the rate of each."""
+    model, rate = perceptron(), torch.tensor(1e-2)
+    optimizer = INGD(model, rate)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.1, patience=0)
+    train(model, optimizer, batches(1))
+    scheduler.step(1.0)
+    scheduler.step(2.0)
+    assert [group["lr"].item() for group in optimizer.param_groups] == pytest.approx([1e-3, 1e-3])
+    assert rate.item() == pytest.approx(1e-2)
+    before = model[0].weight.clone()
+    optimizer.param_groups[0]["lr"] = torch.tensor([1e-3])  # by hand, of another shape
+    train(model, optimizer, batches(1))
+    assert not torch.equal(before, model[0].weight)
+
+
+def test_a_rate_that_is_no_number():
+    for rate in (torch.ones(2), torch.tensor([])):
+        with pytest.raises(TypeError, match="lr must be a number"):
+            INGD(perceptron(), rate)

@@ -76,9 +76,12 @@ def test_factors_move_during_the_published_warm_up(preset, dtype):
     [*[(s, torch.bfloat16) for s in ("dense", "triangular", "diagonal", "toeplitz")], ("dense", torch.float16)],
 )
 def test_factors_in_half_precision_end_within_two_percent(structure, dtype):
-    """On average over the last steps; benchmarks/precision.py has an autoencoder and a CNN."""
-    _, half = regression(250, structure=structure, precond_dtype=dtype)
-    assert sum(half[-50:]) == pytest.approx(sum(in_float32(250, structure=structure)[-50:]), rel=0.02)
+    """On average over the last steps, along B itself: polar factors of two runs that differ by rounding go apart.
+
+    benchmarks/precision.py has an autoencoder and a CNN.
+    """
+    _, half = regression(250, structure=structure, precond_dtype=dtype, polar=False)
+    assert sum(half[-50:]) == pytest.approx(sum(in_float32(250, structure=structure, polar=False)[-50:]), rel=0.02)
 
 
 @pytest.mark.parametrize("b1", [0.2, 0.5])

@@ -38,6 +38,7 @@ def form_of(optimizer, model):
     return {FORMS[number] for number in optimizer.state[model[0].weight]["forms"].tolist()}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("new", SETTINGS)
 @pytest.mark.parametrize("old", SETTINGS)
 def test_a_state_is_loaded_into_any_form(old, new):

@@ -38,6 +38,7 @@ def weights(scale=1.0, optimizer=INGD, steps=20, rows=32, accumulate=1, **option
     return torch.cat([p.detach().flatten() for p in model.parameters()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", CASES, ids=FORMS)
 def test_steps_do_not_depend_on_the_scale_of_the_loss(options):
     wanted = weights(**options)
@@ -45,6 +46,7 @@ def test_steps_do_not_depend_on_the_scale_of_the_loss(options):
         torch.testing.assert_close(weights(scale, **options), wanted, rtol=0, atol=5e-6)
 
 
+@pytest.mark.slow
 def test_batches_of_very_different_scales_add_up():
     """Statistics that accumulate over passes are in one unit, the larger one."""
     wanted = weights(accumulate=2)

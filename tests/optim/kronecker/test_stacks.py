@@ -61,6 +61,7 @@ def alone(monkeypatch, sizes, *args, **kwargs):
     return result
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "kind"),
     slow_where(
@@ -194,6 +195,7 @@ def calls_of_a_step(build):
     raise AssertionError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", slow_where(["robust", "paper", "kfac"], lambda name: name != "robust"))
 def test_stacks_need_fewer_calls(name, monkeypatch):
     build = functools.partial(OPTIMIZERS[name], update_every=1)

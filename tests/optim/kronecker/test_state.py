@@ -109,3 +109,69 @@ def test_a_state_with_other_forms_of_factors_is_converted():
     for name in ("0", "3"):
         for ours, theirs in zip(fresh.factors(name), optimizer.factors(name), strict=True):
             torch.testing.assert_close(ours @ ours.mT, theirs @ theirs.mT)
+
+
+# ---------------------------------------------------------------------- hooks of others, and damage
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_hooks_before_loading_change_what_is_loaded(kind):
+    """A state that is wrapped, renamed or changed by somebody else's hook."""
+    model, twin = perceptron(), perceptron()
+    optimizer, other = kind(model, update_every=2), kind(twin, update_every=2)
+    train(model, optimizer, batches(3))
+    seen = []
+    other.register_load_state_dict_pre_hook(lambda _, given: given["wrapped"])
+    other.register_load_state_dict_post_hook(lambda loaded: seen.append(loaded.state[twin[0].weight]))
+    twin.load_state_dict(model.state_dict())
+    wrapped = {"wrapped": optimizer.state_dict()}
+    other.load_state_dict(wrapped)
+    assert [*wrapped] == ["wrapped"]
+    assert seen[0] is other.state[twin[0].weight]  # what the optimizer will use
+    train(model, optimizer, batches(3))
+    train(twin, other, batches(3))
+    assert equal(model, twin)
+
+
+def test_a_hook_that_gives_a_state_of_another_model():
+    """What the hook gives is checked, and nothing changes."""
+    model = perceptron()
+    optimizer = INGD(model)
+    train(model, optimizer, batches(2))
+    before = copy.deepcopy(optimizer.state_dict())
+    handle = optimizer.register_load_state_dict_pre_hook(lambda _, given: {**given, "param_groups": []})
+    with pytest.raises(ValueError, match="another model or other groups"):
+        optimizer.load_state_dict(before)
+    handle.remove()
+    assert str(optimizer.state_dict()) == str(before)
+    optimizer.load_state_dict(before)
+
+
+@pytest.mark.parametrize("kind", OPTIMIZERS)
+def test_counters_of_a_wrong_kind(kind):
+    model = perceptron()
+    optimizer = kind(model)
+    train(model, optimizer, batches(2))
+    weight, norm = (str(optimizer.state[p].keys()) for p in (model[0].weight, model[2].weight))
+    numbers = {0: weight, len(optimizer.param_groups[0]["params"]): norm}
+    cases = [("steps", torch.zeros(3)), ("steps", 2.0), ("steps", torch.zeros(1))]
+    if kind is KFAC:
+        cases += [
+            (key, value) for key in ("A_updates", "S_updates") for value in (3.0, torch.zeros(()), torch.zeros(4))
+        ]
+    for key, value in cases:
+        number = next(number for number, keys in numbers.items() if f"'{key}'" in keys)
+        saved = copy.deepcopy(optimizer.state_dict())
+        saved["state"][number][key] = value
+        with pytest.raises(ValueError, match=rf"another model, structure or preset: {key} of .* needs"):
+            optimizer.load_state_dict(saved)
+    for key, value in (
+        ("step", 2.5),
+        ("step", torch.zeros(2, dtype=torch.long)),
+        ("interval", None),
+        ("next_update", -1),
+        ("skipped_steps", torch.zeros(3, dtype=torch.long)),
+    ):
+        saved = copy.deepcopy(optimizer.state_dict())
+        saved["param_groups"][0][key] = value
+        with pytest.raises(ValueError, match=f"the state is damaged: {key} must be an integer of at least 0, got"):
+            optimizer.load_state_dict(saved)
+    train(model, optimizer, batches(1))

@@ -7,6 +7,7 @@ from torch.nn.functional import unfold
 
 from gnomon import groups
 from gnomon.optim import INGD
+from gnomon.optim.kronecker.gram_factor import GramFactor
 from support.marks import slow_where
 
 NAMES = ["dense", "triangular", "diagonal", "block", "arrow", "heisenberg", "toeplitz", "identity"]
@@ -18,6 +19,7 @@ FACTORIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "structure",
     slow_where([*NAMES, *FACTORIES], lambda structure: structure not in ("dense", "diagonal", "pair", "pattern")),
@@ -65,3 +67,13 @@ def test_grouped_convolutions_apart_and_averaged():
     mu_aa, mu_gg = rows.T @ rows / len(rows), 5 * outputs.T @ outputs
     wanted = torch.eye(19) - 0.5 * (mu_gg.trace() / 6 * mu_aa - torch.eye(19))
     torch.testing.assert_close(average.factors("")[0], wanted, rtol=1e-4, atol=1e-2)
+
+
+def test_auto_is_diagonal_on_much_longer_sides():
+    """Work and memory grow with the cube and the square of the longer side; small sides are dense."""
+    shapes = {(256, 1024): "DG", (8, 4096): "DG", (4096, 8): "GD", (512, 784): "GG", (10, 512): "GG", (700, 200): "GG"}
+    for (inputs, outputs), expected in shapes.items():
+        optimizer = INGD(nn.Linear(outputs, inputs, bias=False))
+        pair = next(iter(optimizer._layers.values())).pair
+        kinds = ["G" if isinstance(form, GramFactor) else "D" for form in pair]
+        assert "".join(kinds) == expected, (inputs, outputs)

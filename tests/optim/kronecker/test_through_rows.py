@@ -126,6 +126,7 @@ def test_gradients_that_are_changed_before_the_step(name, change, monkeypatch, t
         assert ours[1].param_groups[0][THROUGH_ROWS] is False
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "which"),
     [*[(name, "all") for name in ("robust", "paper", "kfac")], ("robust", "0.weight"), ("robust", "2.bias")],

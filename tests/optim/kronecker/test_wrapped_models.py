@@ -8,6 +8,7 @@ from gnomon.optim import INGD
 from support.perceptron import batches, close, objective, perceptron, train
 
 
+@pytest.mark.slow
 def test_a_compiled_model_gives_the_same_losses():
     data = batches(12)
     model, twin = perceptron(), perceptron()

@@ -12,6 +12,7 @@ from support.framed import OPTIMIZERS, descend, generator
 from support.marks import slow_where
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(
     "group",

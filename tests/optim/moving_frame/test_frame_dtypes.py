@@ -13,6 +13,7 @@ from support.marks import slow_where
 from support.structures import STRUCTURES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "group", slow_where(STRUCTURES, lambda group: not isinstance(group, (g.Dense, g.Triangular, g.Arrow))), ids=repr
 )

@@ -16,6 +16,7 @@ from support.marks import slow_where
 from support.structures import STRUCTURES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", slow_where(["outer", "inner", "inverse"], lambda form: form != "outer"))
 @pytest.mark.parametrize("lr", slow_where([1e-3, 1e-1, 1.0, 1e1, 1e3], lambda lr: lr < 1e3))
 @pytest.mark.parametrize(

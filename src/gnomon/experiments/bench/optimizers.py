@@ -45,7 +45,7 @@ class Contestant:
     @property
     def has_limit(self) -> bool:
         """Whether this is INGD with dense factors of layer statistics. Its least possible work is known."""
-        chosen = {"structure": "dense", "curvature": "kfac"} | self.settings
+        chosen = {"structure": "auto", "curvature": "kfac"} | self.settings
         return self.name.startswith("INGD") and (chosen["structure"], chosen["curvature"]) == ("dense", "kfac")
 
 
@@ -82,10 +82,10 @@ def contestants(model: Model) -> list[Contestant]:
 
 def _dense_ingd(model: Model) -> list[Contestant]:
     """Return INGD with dense factors, with each approximation that makes a difference on the model."""
-    kinds = _approximations(model)
-    defaults = [_ingd(f"dense{label}", interval, **approx) for label, approx in kinds for interval in (1, 10)]
-    paper = [_ingd("dense paper", interval, preset="paper") for interval in (1, 10)]
-    return [*defaults, _ingd("dense low memory", 10, memory="low"), *paper]
+    kinds, dense = _approximations(model), {"structure": "dense"}
+    defaults = [_ingd(f"dense{label}", interval, **dense, **approx) for label, approx in kinds for interval in (1, 10)]
+    paper = [_ingd("dense paper", interval, preset="paper", **dense) for interval in (1, 10)]
+    return [*defaults, _ingd("dense low memory", 10, memory="low", **dense), *paper]
 
 
 def _approximations(model: Model, keyword: str = "approx") -> list[tuple[str, dict[str, str]]]:

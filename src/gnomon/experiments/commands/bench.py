@@ -50,6 +50,8 @@ def bench(
     Writes results.json, table.md and a bar chart of each model into OUTPUT.
 
     All models with all optimizers take about an hour; the MLP takes ten minutes.
+
+    'gnomon bench quality' compares what optimizers reach on unlike tasks; it has a --help of its own.
     """
     import torch
     from threadpoolctl import threadpool_limits

@@ -31,7 +31,7 @@ def compare(
     with one_line_errors():
         from ..training.compare import draw, paper_table, read_runs, run_table
 
-        groups = read_runs(runs)
+        groups = read_runs(runs, tell=lambda reason: typer.echo(f"Left out: {reason}.", err=True))
         console = Console()
         console.print(paper_table(groups, last))
         console.print(run_table(groups))

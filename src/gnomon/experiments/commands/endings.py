@@ -22,12 +22,13 @@ def stop(message: str) -> NoReturn:
 @contextmanager
 def one_line_errors() -> Iterator[None]:
     """Turn the errors of training and of data into one line. Ctrl-C ends the command with one line too."""
+    from ..common.workers import WorkInterruptedError
     from ..data import DataError
     from ..training.config import TrainingError
 
     try:
         yield
-    except (TrainingError, DataError) as error:
+    except (TrainingError, DataError, WorkInterruptedError) as error:
         stop(f"Error: {error}")
     except KeyboardInterrupt:
         typer.echo("Interrupted.", err=True)

@@ -93,7 +93,9 @@ UpdateEvery = Annotated[
     int | None,
     option(OPTIMIZER, "Steps between updates of INGD's and KFAC's factors.", "10 to 60, the paper's by model"),
 ]
-Structure = Annotated[str | None, option(OPTIMIZER, "Structure of INGD's factors: triangular, diagonal, ...", "dense")]
+Structure = Annotated[
+    str | None, option(OPTIMIZER, "Structure of INGD's factors: dense, triangular, diagonal, ...", "auto")
+]
 
 Epochs = Annotated[int | None, option(SCHEDULE, "Passes over the training set.", "120")]
 BatchSize = Annotated[int | None, option(SCHEDULE, "Samples of a step.", "128")]

@@ -67,7 +67,7 @@ def plan(
     model: Model,
     ranks: Ranks,
     shard: Shard = None,
-    structure: Structure = "dense",
+    structure: Structure = "auto",
     max_dim: MaxDim = 8192,
     precond_dtype: PrecondDtype = None,
     memory: Memory = "default",

@@ -108,6 +108,7 @@ def _reproduce_figures(name: str, output: Path, quick: bool) -> None:
 
 def _reproduce_table(name: str, output: Path, scale: str, data_dir: Path | None, jobs: int | None) -> None:
     with one_line_errors():
+        from ..data import DataError
         from ..training.ranks import check_alone
 
         check_alone("gnomon reproduce")
@@ -117,6 +118,8 @@ def _reproduce_table(name: str, output: Path, scale: str, data_dir: Path | None,
             stop(f"Error: gnomon reproduce needs {missing.name}; pip install 'gnomon[experiments]'")
         try:
             run(name, output, scale, data_dir=data_dir, jobs=jobs)
+        except DataError:  # missing data is an OSError too
+            raise
         except KeyboardInterrupt as interrupt:
             typer.echo(KEPT, err=True)
             raise typer.Exit(128 + (interrupt.args[0] if interrupt.args else signal.SIGINT)) from None

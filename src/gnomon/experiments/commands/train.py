@@ -112,9 +112,9 @@ def _train(
     reporter = reporter if ranks.leads else report.Silent()
     outcome = run(config, folder, resume=resume, reporter=reporter, save_every=save_every, ranks=ranks)
     if outcome.failure is not None:
+        last = f" The last good checkpoint is in {folder}." if RunFolder(folder).has_checkpoint else ""
         raise TrainingError(
-            f"{outcome.failure}; begin again with a smaller --lr (it was {config.lr:g}) in another --output. "
-            f"The last good checkpoint is in {folder}."
+            f"{outcome.failure}; begin again with a smaller --lr (it was {config.lr:g}) in another --output.{last}"
         )
     if ranks.leads and outcome.signal is not None:
         typer.echo(f"Interrupted, and saved. Go on with: gnomon train --output {folder} --resume", err=True)
@@ -128,6 +128,7 @@ def _resumed(place: RunFolder, settings: dict[str, Any], config: Config) -> Conf
     from ..training.config import config_from
 
     if not place.exists:
+        place.check_new()
         typer.echo(f"There is no run in {place.path} yet: it begins.")
         return config
     place.check_same(settings)

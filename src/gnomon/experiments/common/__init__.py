@@ -1,1 +1,1 @@
-"""Pieces that several experiments use: files, pages, tables, plots, progress, trials. They import no experiment."""
+"""Pieces that several experiments use: files, pages, tables, plots, trials, processes. They import no experiment."""

@@ -1,4 +1,4 @@
-"""ResNet with bottlenecks (He et al. 2016, arXiv:1512.03385), with the stride in the 3 x 3 convolution."""
+"""ResNet (He et al. 2016, arXiv:1512.03385): with bottlenecks, and with basic blocks for small images."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ EXPANSION = 4
 
 
 class Bottleneck(nn.Module):
-    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to the input. If the shape changes, the input is projected."""
+    """1 x 1, 3 x 3 and 1 x 1 convolutions, added to the input. If the shape changes, the input is projected.
+
+    The stride is in the 3 x 3 convolution.
+    """
 
     def __init__(self, inputs: int, width: int, stride: int) -> None:
         super().__init__()
@@ -23,12 +26,32 @@ class Bottleneck(nn.Module):
             nn.ReLU(inplace=True),
             *_convolution(width, outputs, 1),
         )
-        same = inputs == outputs and stride == 1
-        self.shortcut = nn.Identity() if same else nn.Sequential(*_convolution(inputs, outputs, 1, stride))
+        self.shortcut = _shortcut(inputs, outputs, stride)
         self.relu = nn.ReLU(inplace=True)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.relu(self.inner(x) + self.shortcut(x))
+
+
+class Basic(nn.Module):
+    """Two 3 x 3 convolutions, added to the input. If the shape changes, the input is projected."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(
+            *_convolution(inputs, outputs, 3, stride), nn.ReLU(inplace=True), *_convolution(outputs, outputs, 3)
+        )
+        self.shortcut = _shortcut(inputs, outputs, stride)
+        self.relu = nn.ReLU(inplace=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.relu(self.inner(x) + self.shortcut(x))
+
+
+def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
+    if inputs == outputs and stride == 1:
+        return nn.Identity()
+    return nn.Sequential(*_convolution(inputs, outputs, 1, stride))
 
 
 def _convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> tuple[nn.Module, nn.Module]:
@@ -48,3 +71,13 @@ def resnet(blocks: Sequence[int], classes: int, channels: int) -> nn.Module:
             layers.append(Bottleneck(inputs, width, stride=2 if stage and not number else 1))
             inputs = EXPANSION * width
     return nn.Sequential(*stem, *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))
+
+
+def basic_resnet(widths: Sequence[int], classes: int, channels: int) -> nn.Module:
+    """Return basic blocks of these widths, one each, for small images. Each halves the image, except the first."""
+    layers: list[nn.Module] = [*_convolution(channels, widths[0], 3), nn.ReLU(inplace=True)]
+    inputs = widths[0]
+    for place, width in enumerate(widths):
+        layers.append(Basic(inputs, width, stride=2 if place else 1))
+        inputs = width
+    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, classes))

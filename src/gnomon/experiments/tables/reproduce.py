@@ -9,12 +9,12 @@ from rich.console import Console
 
 from ..common.files import write_atomically
 from ..common.tables import terminal_table
+from ..common.workers import default_jobs
 from ..data import load
 from ..training.config import TrainingError, check_name
 from .report import Report
 from .scales import TABLES
 from .study import Study
-from .workers import default_jobs
 
 
 def reproduce_table(

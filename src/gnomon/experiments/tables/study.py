@@ -15,13 +15,14 @@ from rich.console import Console
 
 from .. import models
 from ..common.progress import counting_progress
+from ..common.workers import Workers
 from ..training.compare import Clock, RunGroup
 from ..training.config import Config, TrainingError, completed
 from ..training.optimizers import TITLES
 from ..training.trainer import Epoch
 from ..training.tune import Search, Trial, for_optimizer, judged, rate_grid
+from .runs import Result, Run, Timing, rehearse
 from .scales import Scale
-from .workers import Result, Run, Timing, Workers, rehearse
 
 RIVALS = ("sgd", "adamw")
 """The optimizers whose time is the budget of a second run of INGD, with fewer epochs."""

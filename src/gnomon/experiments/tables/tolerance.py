@@ -16,8 +16,8 @@ from matplotlib.image import AxesImage
 
 from ..common.plots import save_png
 from ..training.optimizers import TITLES
+from .runs import Result
 from .scales import Grid
-from .workers import Result
 
 SHARE = 0.5
 """A method tolerates a setting if its accuracy is at least this share of its accuracy with its own best setting."""

@@ -66,16 +66,27 @@ class RunGroup:
         return [[what(run[i]) for run in self.runs] for i in range(self.epochs)]
 
 
-def read_runs(folders: Iterable[Path]) -> list[RunGroup]:
-    """Read the runs in these folders. Runs that differ only in the seed form a group."""
+def read_runs(folders: Iterable[Path], tell: Callable[[str], None] = lambda text: None) -> list[RunGroup]:
+    """Read the runs in these folders. Runs that differ only in the seed form a group.
+
+    What is no run, and runs without a finished epoch, are left out. ``tell`` is told of them, and it is an error if
+    nothing is left.
+    """
     groups: dict[Config, list[list[Epoch]]] = {}
+    left_out = []
     for folder in folders:
         place = RunFolder(folder)
-        config, epochs = place.config(), place.epochs()
-        if not epochs:
-            raise TrainingError(f"the run in {folder} has not finished an epoch; leave it out, or wait for it")
-        common = replace(config, **{name: getattr(Config, name) for name in (*CHANGEABLE, "seed")})
-        groups.setdefault(common, []).append(epochs)
+        if not place.exists:
+            left_out.append(f"{folder} holds no run")
+        elif not (epochs := place.epochs()):
+            left_out.append(f"the run in {folder} has not finished an epoch")
+        else:
+            common = replace(place.config(), **{name: getattr(Config, name) for name in (*CHANGEABLE, "seed")})
+            groups.setdefault(common, []).append(epochs)
+    if not groups:
+        raise TrainingError(f"there is nothing to compare: {'; '.join(left_out)}; give the folders of runs")
+    for reason in left_out:
+        tell(reason)
     return [RunGroup(config, runs) for config, runs in groups.items()]
 
 

@@ -137,7 +137,7 @@ def _layerwise_defaults(config: Config) -> dict[str, Any]:
         defaults["lr"] = AUTHORS_LR.get(config.model, {}).get(config.optimizer, known["lr"])
         defaults["damping"] = DAMPING.get(config.model, known["damping"])
     if config.optimizer == "ingd":
-        defaults["structure"] = "dense"
+        defaults["structure"] = "auto"
     return defaults
 
 

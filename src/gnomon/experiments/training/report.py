@@ -50,6 +50,11 @@ class Bar(Silent):
             f"{data.test_size:,} to {'validate' if config.validation else 'test'}), {TITLES[config.optimizer]} at "
             f"lr {config.lr:g}, {trainer.steps_per_epoch} steps an epoch on {_place(trainer)}"
         )
+        if config.batch_size > data.train_size:
+            self._print(
+                f"batch_size {config.batch_size} is larger than the training set: a step takes all {data.train_size} "
+                "samples"
+            )
         if trainer.steps:
             self._print(f"going on at epoch {trainer.epoch + 1}, step {trainer.step}")
         self._print(HEADER)

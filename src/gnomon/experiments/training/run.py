@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -76,10 +76,12 @@ def train(
     except RuntimeError as error:
         if not ranks.is_loss_of_a_rank(error):
             raise
-        remedy = "begin again" if folder is None else f"gnomon train --output {folder} --resume"
+        has_checkpoint = folder is not None and RunFolder(folder).has_checkpoint
+        where = "go on from the last checkpoint" if has_checkpoint else "begin again"
+        how = "" if folder is None else f": gnomon train --output {folder} --resume"
         raise TrainingError(
-            f"rank {ranks.rank} of {ranks.size} has lost another rank ({reason(error)}); go on from the last "
-            f"checkpoint, alone or with torchrun on as many ranks as there are: {remedy}"
+            f"rank {ranks.rank} of {ranks.size} has lost another rank ({reason(error)}); {where}, alone or with "
+            f"torchrun on as many ranks as there are{how}"
         ) from None
 
 
@@ -93,6 +95,19 @@ def _trained(
     ranks: Ranks,
 ) -> Outcome:
     place = RunFolder(folder) if folder is not None and ranks.leads else None
+    with nullcontext() if place is None else place.alone():
+        return _trained_in(place, config, resume, reporter, save_every, data, ranks)
+
+
+def _trained_in(
+    place: RunFolder | None,
+    config: Config,
+    resume: bool,
+    reporter: Silent,
+    save_every: float,
+    data: sets.DataSet | None,
+    ranks: Ranks,
+) -> Outcome:
     goes_on = resume and place is not None and place.exists
     if place is not None and goes_on:
         place.check_same(asdict(config))

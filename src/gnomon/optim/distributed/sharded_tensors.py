@@ -28,15 +28,17 @@ def whole(tensor: Tensor) -> Tensor:
 
 def sharded_as(tensor: Tensor, like: Tensor) -> Tensor:
     """A whole tensor, sharded as the parameter ``like`` if it has the same shape; otherwise the tensor itself."""
-    if (sharded := as_sharded(like)) is None or as_sharded(tensor) is not None or tensor.shape != like.shape:
+    if as_sharded(like) is None or as_sharded(tensor) is not None or tensor.shape != like.shape:
         return tensor
-    return sharded.from_local(
-        share(tensor, like).contiguous(),
-        sharded.device_mesh,
-        sharded.placements,
-        shape=like.shape,
-        stride=like.stride(),
-    )
+    return joined(share(tensor, like).contiguous(), like)
+
+
+def joined(part: Tensor, like: Tensor) -> Tensor:
+    """A sharded tensor of which each rank has a part, as it has of the parameter ``like``."""
+    if (sharded := as_sharded(like)) is None:
+        return part
+    mesh, placements = sharded.device_mesh, sharded.placements
+    return sharded.from_local(part, mesh, placements, shape=like.shape, stride=like.stride())
 
 
 def share(tensor: Tensor, like: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ..kronecker.strategy import Alone, FactorStore, StatisticsSource
 from ..torch_internals import active_wrapper, at_end_of_backward_pass, current_backward_pass, hides_forward_pass
 from .assignment import Assignment
 from .process_group import Ranks, wrappers_in
-from .sharded_tensors import local, sharded_as, share, whole
+from .sharded_tensors import joined, local, sharded_as, share, whole
 from .statistics_exchange import StatisticsExchange, decoded, portions
 
 Mode = Literal["none", "update", "full"]
@@ -255,6 +255,9 @@ class Together(Alone):
 
     def share(self, parts: list[Part]) -> list[Part]:
         return [replace(part, direction=share(part.direction, part.p).contiguous()) for part in parts]
+
+    def gather_shares(self, parts: list[Part]) -> list[Part]:
+        return [replace(part, direction=whole(joined(part.direction, part.p))) for part in parts]
 
     def rms_of_shares(self, parts: list[Part], layers: Sequence[FactoredLayer]) -> Tensor:
         device = parts[0].direction.device

@@ -35,6 +35,7 @@ def resolves_preset(paper: Settings, shared: Collection[str] = ()) -> Callable[[
 
         @functools.wraps(init)
         def resolved(*args: Any, **kwargs: Any) -> None:
+            check_arguments(kwargs, known)
             bound = signature.bind(*args, **kwargs).arguments
             given = {**bound, **bound.get("shared", {})}
             if unknown := given.keys() - known:
@@ -62,6 +63,32 @@ def preset_arguments(optimizer: type, preset: str = "robust") -> Settings:
     }
     paper = {name: value for name, value in init.paper.items() if name in defaults}
     return {**defaults, **(paper if preset == "paper" else {})}
+
+
+IN_PLACE_OF = {
+    "params": "pass the model itself as the first argument, and settings for some of its parameters as groups=[...]",
+    "betas": "momentum takes the place of the first beta, as in momentum=0.9; there is no second one",
+    "eps": "damping takes its place, relative to the mean curvature of a layer",
+    "amsgrad": "nothing takes its place: steps have the length that step_rms says",
+    "nesterov": "steps by step_rms are Nesterov's already",
+    "dampening": "momentum is an average of directions, in which a new one has the weight 1 - momentum",
+    "decoupled_weight_decay": "weight_decay is decoupled with step_rms, and added to directions with step_rms=None",
+    "maximize": "take the loss with the opposite sign",
+    "fused": "leave it out: layers that are alike are handled together already; compile=True does more",
+    "foreach": "leave it out: layers that are alike are handled together already",
+    "capturable": "leave it out: a step waits for no value of the device",
+    "differentiable": "nothing takes its place: a step is not differentiable",
+    "warmup_steps": "give lr as a function of the step, or take a scheduler of torch",
+    "trust_coefficient": "step_rms says how long the step of each layer is",
+}
+"""What to do in the place of arguments that other optimizers have."""
+
+
+def check_arguments(given: Collection[str], known: Collection[str]) -> None:
+    """Raise for arguments that are those of other optimizers, and say what takes their place."""
+    foreign = [name for name in given if name in IN_PLACE_OF and name not in known]
+    if foreign:
+        raise TypeError("; ".join(f"there is no argument {name}: {IN_PLACE_OF[name]}" for name in foreign))
 
 
 def check_choice(name: str, value: object, choices: Collection[str]) -> None:

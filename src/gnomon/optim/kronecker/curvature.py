@@ -7,10 +7,11 @@ loss has a penalty on weights, or where somebody changed the gradient, so each s
 
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
-from collections.abc import Callable, Collection, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from torch import Tensor, nn
 from ...linalg import HALF, full_precision, probe
 from ..torch_internals import (
     active_wrapper,
+    at_end_of_backward_pass,
     current_backward_pass,
     loss_scale,
     run_outside_of_graphs,
@@ -44,16 +46,45 @@ class Record:
     """x and g with ``G = g^T x``, where they are few and the only ones."""
     passes: int = 0
     """The number of backward passes of the loss through a module of the layer."""
+    row_count: int = 0
+    """The number of rows with one for each position, of which statistics may have used a part."""
     samples: dict[int, int] = field(default_factory=dict)
     """The number of samples by forward pass: a layer that is used twice in one pass counts its samples once."""
     expected: int = 0
     """The number of uses in forward passes that no backward pass has come back through."""
     last_pass: int | None = None
     """The last backward pass through a module of the layer, in this and earlier steps; None where there was none."""
+    is_provisional: bool = False
+    """Whether no pass since the last step has added to the gradient of the weight."""
 
     def forget(self) -> None:
-        self.statistics, self.rows, self.passes = None, None, 0
-        self.samples.clear()
+        self.statistics, self.rows, self.passes, self.row_count = None, None, 0, 0
+        self.samples, self.is_provisional = {}, False
+
+    def return_to(self, before: Record) -> None:
+        """Take back a pass."""
+        self.statistics, self.rows, self.passes = before.statistics, before.rows, before.passes
+        self.samples, self.last_pass, self.row_count = before.samples, before.last_pass, before.row_count
+
+
+@dataclass(frozen=True)
+class Before:
+    """A layer as a backward pass found it."""
+
+    weight: nn.Parameter
+    record: Record
+    gradient: Tensor | None
+    version: int
+
+    @classmethod
+    def of(cls, weight: nn.Parameter, record: Record) -> Before:
+        kept = replace(record, samples=dict(record.samples))
+        return cls(weight, kept, weight.grad, 0 if weight.grad is None else version(weight.grad))
+
+    def has_new_gradient(self) -> bool:
+        """Whether something was added to the gradient, in its memory or in a new one."""
+        gradient = self.weight.grad
+        return gradient is not None and (gradient is not self.gradient or version(gradient) != self.version)
 
 
 class Collector:
@@ -76,11 +107,13 @@ class Collector:
         self._records: dict[int, Record] = {}
         self._layers: list[FactoredLayer] = []
         self._views: dict[nn.Module, tuple[FactoredLayer, Layer]] = {}
+        self._running: dict[int, dict[int, Before]] = {}
+        """By backward pass that is running, the layers that it has reached as it found them."""
         self._capture: Capture | None = None
         self._shortcut = Shortcut()
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_capture": None, "found_wrapper": None, "strategy": None}
+        return {**vars(self), "_capture": None, "found_wrapper": None, "strategy": None, "_running": {}}
 
     # ------------------------------------------------------------------ hooks
     def watch(self, model: nn.Module, layers: Collection[FactoredLayer]) -> None:
@@ -91,8 +124,10 @@ class Collector:
         self._views = {view.module: (layer, view) for layer in layers for view in layer.views}
         for layer in layers:
             self._records.setdefault(layer.index, Record())
-        watches = bool(self._views) and not self.is_closed
+        watches, was_called = bool(self._views) and not self.is_closed, self.was_called
         self._capture = Capture(model, list(self._views), self._wants, self._receive) if watches else None
+        if self._capture is not None:
+            self._capture.was_called = was_called
 
     def close(self) -> None:
         """Remove the hooks for good."""
@@ -109,6 +144,11 @@ class Collector:
     @property
     def is_watching(self) -> bool:
         return self._capture is not None
+
+    @property
+    def was_called(self) -> bool:
+        """Whether any module that is watched has been called since."""
+        return self._capture is not None and self._capture.was_called
 
     def _wants(self, module: nn.Module, x: Tensor) -> bool:
         """Whether a module's rows are of use in the coming step."""
@@ -128,17 +168,53 @@ class Collector:
         """A batch of inputs and output gradients of a module."""
         layer, view = self._views[module]
         record, weight = self._records[layer.index], view.weight
-        if not (self.observes and weight.requires_grad):
+        if not (self.observes and weight.requires_grad and is_applied(view, x, g)):
             return
         backward_pass = current_backward_pass()
-        if record.last_pass != backward_pass and self.strategy.is_fresh(weight):
-            record.forget()  # the gradients were dropped without zero_grad(), and so is what came with them
+        if record.last_pass != backward_pass:
+            if record.is_provisional or self.strategy.is_fresh(weight):
+                record.forget()  # the gradients were dropped without zero_grad(), and so is what came with them
+            self._begin_pass(backward_pass, layer, record)
         record.last_pass = backward_pass
         with full_precision(weight):
             self._keep_rows(record, layer, view, x, g)
             if weight in self.due:
                 self._add_statistics(record, layer, view, x, g, number)
                 self.strategy.hand_over(self, layer, backward_pass)
+
+    # ------------------------------------------------------------------ passes that count
+    def _begin_pass(self, number: int, layer: FactoredLayer, record: Record) -> None:
+        """Remember a layer as a pass finds it, until its end shows whether the pass was one for a step.
+
+        Ranks add gradients of their own and send statistics within a pass, so there all passes count. So do those of
+        :meth:`observe`, which leave gradients alone.
+        """
+        if self.strategy.count > 1 or self.strategy.is_sharded or self.config.fisher == "mc":
+            return
+        if number not in self._running:
+            self._running[number] = {}
+            weak = weakref.ref(self)
+
+            def end() -> None:
+                if (me := weak()) is not None:
+                    me._end_pass(number)
+
+            at_end_of_backward_pass(end)
+        self._running[number][layer.index] = Before.of(layer.weight, record)
+
+    def _end_pass(self, number: int) -> None:
+        """Take back what a pass has shown that added to no gradient, as one for the gradient of an input does.
+
+        If it is the only one so far it counts for the time being: somebody may put gradients into place by hand.
+        """
+        for index, before in self._running.pop(number, {}).items():
+            record = self._records[index]
+            if before.has_new_gradient():
+                record.is_provisional = False
+            elif before.record.passes:
+                record.return_to(before.record)
+            else:
+                record.is_provisional, record.rows = True, None
 
     # ------------------------------------------------------------------ statistics
     def _add_statistics(
@@ -152,6 +228,7 @@ class Collector:
         record.samples[number] = max(samples, before)
         approximation = view.usual_approximation if self.config.approx == "auto" else self.config.approx
         count, thin = view.count(x, g, approximation), Thinning()
+        record.row_count += view.count(x, g, "expand")
         if self.config.subsample:
             thin = view.thinning(x, g, approximation, self.strategy.count)
         if thin.samples > 1:
@@ -179,6 +256,12 @@ class Collector:
         if not (self.is_watching and self.due):
             return
         weights = [layer.weight for layer in self.watched() if layer.weight.requires_grad]
+        hidden = next((node for node in _nodes(output) if node.name() == REENTRANT), None)
+        if hidden is not None:
+            raise RuntimeError(
+                "observe() cannot see the layers in checkpoint(..., use_reentrant=True), which work in .backward() "
+                "alone; give use_reentrant=False, or build the optimizer with fisher='empirical'"
+            )
         self.observes = True
         try:
             torch.autograd.grad(sampled_loss(output, likelihood), weights, retain_graph=True, allow_unused=True)
@@ -219,6 +302,10 @@ class Collector:
         alone = self.config.fisher == "empirical" and self.strategy.count == 1
         return alone and self._shortcut.may_serve(layer, view, x)
 
+    def row_count(self, layer: FactoredLayer) -> int:
+        """The number of rows that statistics of this rank come from since the last step."""
+        return self._records[layer.index].row_count
+
     def verify_rows(self, layers: Iterable[FactoredLayer], settings: Settings) -> Tensor | None:
         """Drop rows that cannot be used; gives whether the others are right, or None if there are no others."""
         return self._shortcut.verified([(layer, self._records[layer.index]) for layer in layers], settings)
@@ -244,6 +331,7 @@ class Collector:
     def end_step(self, due: set[nn.Parameter]) -> None:
         """Drop what the step has used, and say whose factors the next one updates."""
         self.forget()
+        self._running.clear()  # of passes that ended in an error
         for record in self._records.values():
             record.expected = 0
         self.due = due
@@ -329,6 +417,51 @@ def _is_product(layer: FactoredLayer, rows: tuple[Tensor, Tensor]) -> Tensor:
     return ~(torch.linalg.vector_norm(actual - expected) > tolerance * scale)
 
 
+# ---------------------------------------------------------------------- what hooks can use
+REENTRANT = "CheckpointFunctionBackward"
+"""The node of ``checkpoint(..., use_reentrant=True)`` in a graph."""
+
+
+def _nodes(output: Tensor) -> Iterator[Any]:
+    """The nodes of the graph that has computed a tensor."""
+    found, waiting = set(), [output.grad_fn]
+    while waiting:
+        node = waiting.pop()
+        if node is not None and node not in found:
+            found.add(node)
+            waiting += [other for other, _ in node.next_functions]
+            yield node
+
+
+def is_ordinary(x: object) -> bool:
+    """Whether an object is a tensor with values of its own: none of ``torch.func``, which is valid only within it, and
+    neither sparse nor nested.
+    """
+    if not isinstance(x, Tensor) or x.is_nested:
+        return False
+    try:
+        x.untyped_storage()
+    except NotImplementedError:
+        return False
+    return True
+
+
+def input_of(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
+    """The first argument of a module, by its place or by its name; None where it was not given."""
+    if inputs:
+        return inputs[0]
+    return keywords.get(next(iter(inspect.signature(module.forward).parameters), ""))
+
+
+def is_applied(view: Layer, x: Tensor, g: Tensor) -> bool:
+    """Whether input and output have the shapes of the layer's kind: a subclass may compute something else."""
+    if view.takes_indices:
+        return g.shape[:-1] == x.shape
+    if view.has_axes:
+        return g.ndim == x.ndim
+    return g.shape[:-1] == x.shape[:-1] and x.shape[-1] + (view.bias is not None) == view.p
+
+
 # ---------------------------------------------------------------------- hooks
 Filter = Callable[[nn.Module, Tensor], bool]
 """A method that says whether a backward pass through a module with this input is of use."""
@@ -347,6 +480,8 @@ class Capture:
         self.passes = 0
         self._wants, self._receive = weakref.WeakMethod(wants), weakref.WeakMethod(receive)
         self._ended_backward = False
+        self.was_called = False
+        """Whether a module has been called."""
         self._handles: list[Any] = [module.register_forward_hook(_Hook(self), with_kwargs=True) for module in modules]
         self._handles.append(model.register_forward_pre_hook(_PassHook(self)))
         weakref.finalize(self, _remove, self._handles)
@@ -360,11 +495,14 @@ class Capture:
         self.passes += 1
         self._ended_backward = False
 
-    def forward(self, module: nn.Module, x: Tensor, output: Any) -> None:
+    def forward(self, module: nn.Module, x: Any, output: Any) -> None:
         """Ask for the gradient of a module's output, if there will be one and it is of use."""
+        if torch.jit.is_tracing():  # type: ignore[attr-defined]  # what a hook computes would be a part of the trace
+            return
+        self.was_called = True
         if self._ended_backward:  # the model's parts are called without the model itself: this is a new pass
             self.begin()
-        if not (torch.is_grad_enabled() and isinstance(output, Tensor) and output.requires_grad):
+        if not (torch.is_grad_enabled() and is_ordinary(x) and is_ordinary(output) and output.requires_grad):
             return
         wants = self._wants()
         if wants is None or not wants(module, x):
@@ -374,7 +512,7 @@ class Capture:
         def backward(gradient: Tensor) -> None:
             capture = me()
             receive = None if capture is None else capture._receive()
-            if capture is not None and receive is not None:
+            if capture is not None and receive is not None and is_ordinary(gradient):
                 capture._ended_backward = True
                 with torch.no_grad():
                     receive(module, x, gradient.detach(), number)
@@ -389,6 +527,13 @@ def _remove(handles: list[Any]) -> None:
     handles.clear()
 
 
+# What torch says where a graph must not end, with fullgraph=True.
+run_outside_of_graphs._torchdynamo_disable_msg = (  # type: ignore[attr-defined]
+    "the hooks of a gnomon optimizer cannot be a part of a graph; for fullgraph=True build it with "
+    "curvature='gradient', which has no hooks"
+)
+
+
 class _Hook:
     """A hook that holds a capture weakly; copies and pickles of it do nothing."""
 
@@ -397,6 +542,14 @@ class _Hook:
 
     def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
         return type(self), ()
+
+    @property
+    def __name__(self) -> str:
+        """What ``torch.jit.script`` asks for first."""
+        raise AttributeError(
+            "torch.jit.script cannot compile the hooks of a gnomon optimizer: script the model, or a copy of it, after "
+            "optimizer.close(), or take torch.jit.trace or torch.compile"
+        )
 
     def __call__(self, *arguments: Any) -> None:
         if torch.compiler.is_compiling():
@@ -407,7 +560,7 @@ class _Hook:
     def run(self, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any], output: Any) -> None:
         capture = self._capture() if self._capture is not None else None
         if capture is not None:
-            capture.forward(module, inputs[0] if inputs else keywords["input"], output)
+            capture.forward(module, input_of(module, inputs, keywords), output)
 
 
 class _PassHook(_Hook):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -83,7 +83,16 @@ class FactorRule(Protocol):
 
 
 class DirectionRule(Protocol):
-    """How a direction comes from a preconditioned gradient. A new rule is one function."""
+    """How the direction of a step comes from an average of preconditioned gradients. A new rule is one class."""
 
-    def __call__(self, preconditioned: Tensor) -> Tensor:
-        """The directions of a stack of layers, ``(blocks, d, p)``, from ``C C^T G K K^T``; it may be changed."""
+    def kind(self, layer: FactoredLayer) -> Hashable | None:
+        """Layers of one kind are handled together; None where the rule leaves directions as they are."""
+
+    def check(self, layers: Sequence[FactoredLayer]) -> None:
+        """Raise where the rule cannot serve the layers of a model."""
+
+    def __call__(self, layers: Sequence[FactoredLayer], averages: Tensor) -> Tensor:
+        """The directions of layers of one kind, from averages of ``C C^T G K K^T``, ``(blocks, d, p)``.
+
+        Only their directions matter: a step has a given root mean square.
+        """

@@ -8,8 +8,9 @@ strategy, the preconditioner with its rule, and the steps of layers.
 from __future__ import annotations
 
 import math
+import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from numbers import Real
 from typing import Any, cast
 
@@ -23,13 +24,14 @@ from .config import CurvatureConfig, StepConfig
 from .curvature import Collector
 from .factor_rule import DirectionRule, FactorRule
 from .layers.base import FactoredLayer, Move, Settings, States, alike
+from .notices import Notices, SkippedSteps, warn_of_points
 from .preconditioner import Preconditioner
 from .registry import LayerRegistry
 from .sampling import Likelihood
-from .saved_state import fitted_state, numbered
+from .saved_state import ROWS, fitted_state, numbered
 from .strategy import Alone, SharingRule, alone
 from .structures import Structure
-from .summary import Row, Summary, layer_row, summary_rows
+from .summary import Row, Summary, expected_bytes, layer_row, summary_rows
 from .update_rules import LayerSteps, Peaks, fall_back, gradient_of
 
 GROWTH = 20
@@ -74,21 +76,38 @@ def at_step(settings: Settings, step: int) -> Settings:
     return {name: value(step) if callable(value) else value for name, value in settings.items()}
 
 
+def own_numbers(settings: Settings) -> Settings:
+    """The settings with numbers for tensors of one element; a learning rate becomes a tensor of its own.
+
+    A scheduler changes the rate of each group in its memory.
+    """
+    found = dict(settings)
+    for name in (name for name in NUMBERS if isinstance(found.get(name), Tensor)):
+        value = found[name].detach()
+        found[name] = value.reshape(()).clone() if name == "lr" else value.item()
+    return found
+
+
+def _is_unusual(name: str, value: object) -> bool:
+    """Whether a setting that somebody has changed has to become a number, or a tensor without dimensions."""
+    return isinstance(value, Tensor) and (name != "lr" or value.ndim > 0)
+
+
 def is_due(settings: Settings) -> bool:
     """Whether the coming step updates the factors of a group."""
     return bool(settings["step"] >= settings["next_update"])
 
 
-def check_gradients(model: nn.Module, groups: list[Settings]) -> None:
+def check_gradients(names: dict[nn.Parameter, str], groups: list[Settings]) -> None:
     """Raise for a gradient that no step could use."""
     known = {id(p) for group in groups for p in group["params"]}
-    for name, p in model.named_parameters():
+    for p, name in names.items():
         if p.grad is not None and p.grad.is_sparse:
             raise RuntimeError(f"the gradient of {name} is sparse; build its embedding with sparse=False")
         if p.grad is not None and p.requires_grad and id(p) not in known:
             raise RuntimeError(
-                f"{name} has a gradient but is in no group, because it was frozen when this optimizer was built; "
-                "add it with add_param_group({'params': [...]})"
+                f"{name} has a gradient but is in no group, because it was frozen, or not a part of the model yet, "
+                "when this optimizer was built; add it with add_param_group({'params': [...]})"
             )
 
 
@@ -119,7 +138,8 @@ class KroneckerOptimizer(Optimizer):
         groups: dictionaries with ``params`` and settings for them.
         sharing: finds the ranks that train the model together, and how they share the work.
         low_memory: whether memory is freed after each step.
-        direction: how a direction comes from a preconditioned gradient; None for that itself.
+        direction: how the direction of a step with ``step_rms`` comes from the average of preconditioned gradients;
+            None for the average itself.
     """
 
     def __init__(
@@ -146,11 +166,16 @@ class KroneckerOptimizer(Optimizer):
         self._registry = LayerRegistry(model, curvature, rule, structure, max_dim)
         self._schedules: list[dict[str, Callable[[int], float]]] = []
         self._sharing, self._is_built = sharing, False
+        self._notices, self._skips, self._next_index = Notices(), SkippedSteps(), 0
         asked = [checked_group(group) for group in groups]
         super().__init__(self._registry.all_groups(asked), {**settings, "role": "layer"})
         self._registry.check_patterns()
+        warn_of_points(model)
         # The collaborators hold the state itself, which is the same object for the life of the optimizer.
         self._preconditioner = Preconditioner(rule, self._states, low_memory, direction)
+        self._direction = direction
+        if direction is not None:
+            direction.check(list(self._layers.values()))
         self._collector = Collector(curvature, self._preconditioner)
         self._is_built = True
         self._use_strategy(sharing(model, None))
@@ -159,11 +184,13 @@ class KroneckerOptimizer(Optimizer):
     # ------------------------------------------------------------------ parameters
     def add_param_group(self, param_group: Settings) -> None:
         """Add parameters of the model. Those of layers and others become two groups, each with its learning rate."""
+        self._drop_what_is_gone(self._registry.names())
         asked = checked_group(param_group)
         params = asked.pop("params")
         wanted = {**self.defaults, **asked}
-        settings = at_step(wanted, 0)
-        check_settings(settings)
+        check_settings(at_step(wanted, 0))
+        wanted = own_numbers(wanted)
+        settings = own_numbers(at_step(wanted, 0))
         self._registry.check_new(params, self.param_groups)
         found = self._registry.find(params, wanted, [g["params"] for g in self.param_groups if g["role"] == "fallback"])
         schedules = {name: value for name, value in wanted.items() if callable(value)}
@@ -175,13 +202,46 @@ class KroneckerOptimizer(Optimizer):
             lr = asked.get("fallback_lr", self._config.fallback_lr)
             lr = wanted["lr"] if lr is None else lr
             own = {"lr": lr(0) if callable(lr) else lr, "beta2": 0.99, "eps": 1e-8, "role": "fallback"}
-            super().add_param_group({"params": found.others, **settings, **counters, **own})
+            super().add_param_group({"params": found.others, **settings, **counters, **own_numbers(own)})
             fixed = {name: value for name, value in schedules.items() if name != "lr"}
             self._schedules.append({**fixed, "lr": lr} if callable(lr) else fixed)
         self._registry.add(found.layers)
+        for layer in found.layers:  # a number is never given again, also if its layer is gone
+            layer.index, self._next_index = self._next_index, self._next_index + 1
         if self._is_built:
             self._use_strategy(self._strategy)
             self._watch()
+
+    def _drop_what_is_gone(self, there: Collection[nn.Parameter]) -> None:
+        """Drop parameters that are no longer in the model, with their state, as after its head was replaced.
+
+        What is left of a layer goes too: it is no layer any more.
+        """
+        ours = [p for group in self.param_groups for p in group["params"]]
+        lost = {p for p in ours if p not in there}
+        if not lost:
+            return
+        if len(lost) == len(ours):
+            raise RuntimeError(
+                "none of this optimizer's parameters is in the model any more, as after fully_shard(): build the "
+                "optimizer anew"
+            )
+        gone = [layer for w, layer in self._layers.items() if w in lost]
+        lost |= {p for layer in gone for p in layer.layer.parameters}
+        for group in self.param_groups:
+            group["params"] = [p for p in group["params"] if p not in lost]
+        for p in lost:
+            self.state.pop(p, None)
+            self._layers.pop(cast(nn.Parameter, p), None)
+        self._preconditioner.forget(gone)
+        self._use_strategy(self._strategy)
+        self._watch()
+        which = ", ".join(repr(layer.name) for layer in gone) or f"parameters {[tuple(p.shape) for p in lost]}"
+        warnings.warn(
+            f"a part of the model was replaced after this optimizer was built: {which} of before is dropped, with its "
+            "state; add what took its place with add_param_group({'params': [...]})",
+            stacklevel=5,
+        )
 
     # ------------------------------------------------------------------ collaborators
     def _use_strategy(self, strategy: Alone) -> None:
@@ -274,6 +334,7 @@ class KroneckerOptimizer(Optimizer):
         ]
         right = collector.verify_rows([move.layer for move in moving], self.param_groups[0])
         ok = ok if right is None else ok & right.to(ok.device)
+        self._count_rows([move.layer for move in moving if is_due(move.group)])
         strategy.reduce(collector)
         for move in moving:
             self._preconditioner.follow_parameters(move.layer)
@@ -287,8 +348,25 @@ class KroneckerOptimizer(Optimizer):
             others = [p for p in parameters if group_of[p]["role"] == "fallback"]
             fall_back(self._config.fallback, others, group_of, self._states, strategy, ok)
         self._count("skipped_steps", ~ok)
+        self._skips.count(~ok if right is None else ~ok & right.to(ok.device))
         for group in self.param_groups:
             group["step"] += 1
+
+    def _count_rows(self, due: list[FactoredLayer]) -> None:
+        """Note how many rows all ranks' batches have for layers that were not counted yet."""
+        known = self.param_groups[0].setdefault(ROWS, {})  # which torch saves and loads
+        new = [layer for layer in due if layer.views and layer.name not in known]
+        if new:
+            counts = [self._collector.row_count(layer) for layer in new]
+            if self._strategy.count > 1:
+                counts = self._strategy.sum(torch.tensor(counts, device=new[0].weight.device)).tolist()
+            known |= {layer.name: count for layer, count in zip(new, counts, strict=True) if count}
+            self._use_row_counts()
+
+    def _use_row_counts(self) -> None:
+        known = self.param_groups[0].get(ROWS, {})
+        for layer in self._layers.values():
+            layer.rows = known.get(layer.name, 0)
 
     def _plan_updates(self) -> None:
         """Say when the factors of groups that were due are updated again."""
@@ -301,9 +379,16 @@ class KroneckerOptimizer(Optimizer):
     def _move_layers(self, moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
         """Move all layers, or replace their gradients; gives whether that could be done."""
         strategy, config = self._strategy, self._config
-        steps = LayerSteps(self._states, strategy, self._precondition, config.precondition_only, config.compile)
+        steps = LayerSteps(
+            self._states, strategy, self._precondition, self._direction, config.precondition_only, config.compile
+        )
         scaled = [move for move in moving if move.group["step_rms"] is not None]
-        for same in alike(scaled, lambda m: (id(m.group), m.layer.weight.dtype, m.layer.weight.device)):
+
+        def kind(move: Move) -> tuple[Any, ...]:
+            turned = self._direction is not None and self._direction.kind(move.layer) is not None
+            return turned, id(move.group), move.layer.weight.dtype, move.layer.weight.device
+
+        for same in alike(scaled, kind):
             for few in strategy.portions(same):
                 strategy.gather_gradients([move.layer for move in few])
                 steps.by_rms(few, largest, ok)
@@ -330,13 +415,17 @@ class KroneckerOptimizer(Optimizer):
                 new = {name: schedule(group["step"]) for name, schedule in schedules.items()}
                 check_settings(new)
                 group.update(new)
+            group.update(own_numbers({name: group[name] for name in NUMBERS if _is_unusual(name, group.get(name))}))
             self._rule.check((self._layers[p] for p in group["params"] if p in self._layers), group)
 
     def _checked_parameters(self) -> list[nn.Parameter]:
         """The parameters with a gradient; raises where one could not be used, before anything changes."""
+        names = self._registry.names()
+        self._drop_what_is_gone(names)
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
-        check_gradients(self._model, self.param_groups)
+        check_gradients(names, self.param_groups)
         collector = self._collector
+        self._notices.look(collector)
         if parameters and collector.config.fisher == "mc" and collector.is_watching and collector.due:
             watched = [layer for layer in collector.watched() if layer.weight.grad is not None]
             if watched and not self._strategy.has_statistics(collector):
@@ -383,37 +472,64 @@ class KroneckerOptimizer(Optimizer):
 
         Factors that were saved in another form, with another damping or ``memory``, are converted.
         """
-        own = fitted_state(state_dict, self.param_groups, self._registry, self._preconditioner)
+        self._drop_what_is_gone(self._registry.names())
+        own: Settings = {}
         states = self.state
-        super().load_state_dict(own)
+
+        def fit(_: Optimizer, given: Settings) -> Settings:
+            own.update(fitted_state(given, self.param_groups, self._registry, self._preconditioner))
+            return own
+
+        # The last of the hooks before and the first of those after: hooks of others change what is loaded, and see it.
+        before = self.register_load_state_dict_pre_hook(fit)
+        after = self.register_load_state_dict_post_hook(lambda _: self._take(own, states), prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            before.remove()
+            after.remove()
+
+    def _take(self, own: Settings, states: Any) -> None:
+        """Put a state into the memory that the collaborators hold, as it was saved.
+
+        torch has turned the factors into the types of the parameters.
+        """
+        found = own["state"]
         states.clear()
         for number, p in numbered(own["param_groups"], self.param_groups):
-            # As it was saved: torch would turn the factors into the parameter's type.
-            if number in own["state"]:
+            if number in found:
                 states[p] = {
                     key: self._strategy.sharded_as(value.to(p.device), p) if isinstance(value, Tensor) else value
-                    for key, value in own["state"][number].items()
+                    for key, value in found.pop(number).items()
                 }
+        states.update(found)  # what somebody keeps under keys of his own
         self.state = states
         self._collector.forget()
         self._strategy.forget()
         self._preconditioner.forget(self._layers.values())
         for layer in self._layers.values():
             self._drop_what_others_store(layer)
+        self._use_row_counts()
         self._collector.read_verdict(self.param_groups[0])
         self._collector.due = self._due_weights()
 
     def memory_usage(self) -> int:
-        """Bytes of the state that this rank stores, cached products included."""
-        stored = [value for state in self.state.values() for value in state.values() if isinstance(value, Tensor)]
+        """Bytes of the state that this rank stores, cached products included; before the first step, that it will."""
+        self._drop_what_is_gone(self._registry.names())
+        states = [state for state in self.state.values() if isinstance(state, dict)]
+        if not states:
+            return expected_bytes(self._registry, self._preconditioner, self._strategy, self._config, self.param_groups)
+        stored = [value for state in states for value in state.values() if isinstance(value, Tensor)]
         tensors = [*self._strategy.local(stored), *self._rule.cached_tensors]
         return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
     def summary(self) -> Summary:
-        """Print what each parameter gets: structure, bytes of state, multiplications of an update and of a step."""
-        summary = Summary(list(self._rows()))
-        print(summary)
-        return summary
+        """What each parameter gets: structure, bytes of state, multiplications of an update and of a step.
+
+        ``print(optimizer.summary())`` shows it as a table, and so does a notebook; programs take its ``rows``.
+        """
+        self._drop_what_is_gone(self._registry.names())
+        return Summary(list(self._rows()))
 
     def _rows(self) -> Iterator[Row]:
         return summary_rows(self._model, self._registry, self._rule, self._config, self.param_groups)

@@ -170,15 +170,15 @@ class Preconditioner:
 
         def kind(move: Move) -> tuple[Any, ...]:
             rows = collector.rows(move.layer)
-            return (*move.layer.kind, id(move.group), None if rows is None else rows[0].shape)
+            turned = None if self._direction is None else self._direction.kind(move.layer)
+            return (*move.layer.kind, turned, id(move.group), None if rows is None else rows[0].shape)
 
         stacks = alike((m for m in moving if not strategy.stores_apart or strategy.is_mine(m.layer)), kind)
         found = []
         for moves in stacks:
             stack = self.stack([move.layer for move in moves])
             gradients = [LayerGradient(strategy.gradients(layer), collector.rows(layer)) for layer in stack.layers]
-            natural = self._preconditioned(stack, gradients, uses=moves[0].group["interval"])
-            found.append(natural if self._direction is None else self._direction(natural))
+            found.append(self._preconditioned(stack, gradients, uses=moves[0].group["interval"]))
         return stacks, found
 
     def levels(self, moving: Sequence[Move]) -> Tensor | None:

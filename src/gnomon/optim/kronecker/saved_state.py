@@ -13,8 +13,12 @@ from .layers.base import Settings
 from .preconditioner import Preconditioner
 from .registry import LayerRegistry
 
-MAY_BE_MISSING = {"skipped_steps", "skipped_updates", "initial_lr", THROUGH_ROWS}
+ROWS = "rows"
+"""The setting that has the numbers of rows of layers by name."""
+MAY_BE_MISSING = {"skipped_steps", "skipped_updates", "initial_lr", THROUGH_ROWS, ROWS}
 """The settings of a group that are set only where they are needed."""
+COUNTERS = ("step", "next_update", "interval", "skipped_steps", "skipped_updates")
+"""The settings of a group that count."""
 Shapes = Mapping[str, tuple[int, ...]]
 
 
@@ -31,6 +35,16 @@ def check_groups(state_dict: Settings, param_groups: list[Settings]) -> None:
     for group, own in zip(state_dict["param_groups"], param_groups, strict=True):
         if missing := set(own) - set(group) - MAY_BE_MISSING:
             raise ValueError(f"the state is of another optimizer: its groups have no {', '.join(sorted(missing))}")
+        for name in (name for name in COUNTERS if name in group):
+            if not is_count(group[name]):
+                raise ValueError(f"the state is damaged: {name} must be an integer of at least 0, got {group[name]!r}")
+
+
+def is_count(value: object) -> bool:
+    """Whether a value is a number of events, on the host or, without dimensions, on a device."""
+    if isinstance(value, Tensor):
+        return value.ndim == 0 and not value.is_floating_point() and bool(value >= 0)
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
 def fitted_state(
@@ -62,14 +76,18 @@ def numbered(saved: list[Settings], param_groups: list[Settings]) -> Iterator[tu
 
 def check_tensors(found: Mapping[str, Any], name: str, shape: tuple[int, ...], factors: Shapes) -> None:
     """Raise where the state of a parameter has tensors of other shapes, or lacks some of its factors."""
-    momenta = dict.fromkeys(("momentum_buffer", "exp_avg", "exp_avg_sq"), shape)
-    for key, wanted in {**momenta, **factors}.items():
+    momenta: dict[str, tuple[int, ...]] = dict.fromkeys(("momentum_buffer", "exp_avg", "exp_avg_sq"), shape)
+    for key, wanted in {**momenta, "steps": (), **factors}.items():
         value = found.get(key)
         # The state of a layer that has had no step yet is empty.
-        if isinstance(value, Tensor) and tuple(value.shape) != wanted:
-            got = f"has shape {tuple(value.shape)}, this optimizer needs {wanted}"
-        elif key in factors and found and key not in found:
+        if key not in found:
+            if key not in factors or not found:
+                continue
             got = "is missing"
+        elif not isinstance(value, Tensor):
+            got = f"is {value!r}, this optimizer needs a tensor of shape {wanted}"
+        elif tuple(value.shape) != wanted:
+            got = f"has shape {tuple(value.shape)}, this optimizer needs {wanted}"
         else:
             continue
         raise ValueError(f"the state is of another model, structure or preset: {key} of {name} {got}")

@@ -38,6 +38,7 @@ class StatisticsSource(Protocol):
     def is_complete(self, layer: FactoredLayer) -> bool: ...
     def was_reached(self, layer: FactoredLayer) -> bool: ...
     def rows(self, layer: FactoredLayer) -> tuple[Tensor, Tensor] | None: ...
+    def row_count(self, layer: FactoredLayer) -> int: ...
 
 
 class Alone:
@@ -126,6 +127,10 @@ class Alone:
 
     def share(self, parts: list[Part]) -> list[Part]:
         """Of whole directions, what this rank needs for its parts of the parameters."""
+        return parts
+
+    def gather_shares(self, parts: list[Part]) -> list[Part]:
+        """Whole directions, from the parts of them that ranks have."""
         return parts
 
     def rms_of_shares(self, parts: list[Part], layers: Sequence[FactoredLayer]) -> Tensor:

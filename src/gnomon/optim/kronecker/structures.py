@@ -14,6 +14,11 @@ Side = str | Factory
 Structure = Side | tuple[Side, Side] | Mapping[str, Any]
 """One for both factors, a pair for (inputs, outputs), or a mapping from patterns of layer names to those."""
 
+AUTO = "auto"
+"""The structure that is chosen by the shape of a layer: see :func:`by_shape`."""
+LONG, LARGE = 3.5, 640
+"""A side that is more than so many times as long as the other one, and larger than this, has a diagonal factor with
+``"auto"``."""
 BLOCK = 32
 RANK = 8
 """Dense rows or columns at an end of a sparse factor; products with a multiple of eight are quickest."""
@@ -35,7 +40,9 @@ def factory_of(side: object) -> Factory:
     """A side as a function from the size to a group."""
     if isinstance(side, str):
         if side not in NAMES:
-            raise ValueError(f"structure must be one of {', '.join(NAMES)}, or a function of the size, got {side!r}")
+            raise ValueError(
+                f"structure must be one of {AUTO}, {', '.join(NAMES)}, or a function of the size, got {side!r}"
+            )
         return NAMES[side]
     if isinstance(side, Group):
         raise TypeError(f"structure must be a function of the size, got {side!r}; give for example lambda k: {side!r}")
@@ -56,8 +63,22 @@ def check_structure(structure: Structure) -> None:
             raise ValueError(f"structure must be a pair (inputs, outputs), got {len(structure)} parts: {structure!r}")
         for side in structure:
             factory_of(side)
-    else:
+    elif structure != AUTO:
         factory_of(structure)
+
+
+def by_shape(p: int, d: int) -> tuple[Side, Side]:
+    """The structures of K (size p) and C (size d) by the shape of a layer: dense, and diagonal on a much longer side.
+
+    A dense factor of a side r times as long takes r^3 times the work of the other one for an update and r^2 times its
+    memory. Small sides are dense whatever the ratio, because their factors cost little: those of output layers, for
+    example, have few outputs.
+    """
+
+    def side(size: int, other: int) -> str:
+        return "diagonal" if size > max(LONG * other, LARGE) else "dense"
+
+    return side(p, d), side(d, p)
 
 
 def unmatched(structure: Structure, names: list[str]) -> list[str]:
@@ -72,6 +93,8 @@ def groups_for(structure: Structure, name: str, p: int, d: int, max_dim: int | N
 
     Of the patterns that match a layer's name the first counts; a layer that none matches is dense.
     """
+    if structure == AUTO:
+        structure = by_shape(p, d)
     if isinstance(structure, Mapping):
         chosen = next((value for pattern, value in structure.items() if fnmatchcase(name, pattern)), "dense")
         return groups_for(chosen, name, p, d, max_dim)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...linalg import HALF, align, constant, peaks, power_of_two, promoted, rms_of
 from .compiled_rules import step_by_rms
 from .compiling import can_compile, compiled
+from .factor_rule import DirectionRule
 from .layers.base import Layer, Move, Part, Settings, State, States, alike, move_state, parted
 from .strategy import Alone
 
@@ -197,6 +198,22 @@ def with_even_rows(directions: Tensor, layer: Layer) -> Tensor:
     return directions if near == 1 and far == apart * directions.shape[1] else directions.contiguous()
 
 
+def rms_of_stacks(stacks: list[list[Move]], found: list[Tensor], device: torch.device) -> Tensor:
+    """The root mean square of each layer's direction."""
+    rows = [ds if ds.stride(-1) == 1 else ds.mT for ds in found]
+    counted = zip(rows, stacks, strict=True)
+    return rms_of([ds.view(len(stack), -1, ds.shape[-1]) for ds, stack in counted], device)
+
+
+def whole_stacks(moving: list[Move], parts: list[Part]) -> tuple[list[list[Move]], list[Tensor]]:
+    """A stack for each layer, and its direction from the whole parts of its parameters."""
+    layers = [move.layer.layer for move in moving]
+    wholes = [[part.direction for part in same] for same in alike(parts, lambda part: part.layer)]
+    matrices = [layer.matrix(*tensors) for layer, tensors in zip(layers, wholes, strict=True)]
+    even = [with_even_rows(matrix, layer) for matrix, layer in zip(matrices, layers, strict=True)]
+    return [[move] for move in moving], even
+
+
 Precondition = Callable[[list[Move]], tuple[list[list[Move]], list[Tensor]]]
 """Gives the layers whose directions this rank computes, in stacks, and the directions of each stack."""
 
@@ -205,9 +222,16 @@ class LayerSteps:
     """The steps of layers from their directions, by a given root mean square or as long as they are."""
 
     def __init__(
-        self, states: States, strategy: Alone, precondition: Precondition, replaces_gradients: bool, compile: bool
+        self,
+        states: States,
+        strategy: Alone,
+        precondition: Precondition,
+        direction: DirectionRule | None,
+        replaces_gradients: bool,
+        compile: bool,
     ) -> None:
-        self._states, self._strategy, self._precondition = states, strategy, precondition
+        self._states, self._strategy = states, strategy
+        self._precondition, self._direction = precondition, direction
         self._replaces_gradients, self._compile = replaces_gradients, compile
 
     # ------------------------------------------------------------------ what both have in common
@@ -230,8 +254,7 @@ class LayerSteps:
         stacks, found = self._precondition(moving)
         mine = [move for stack in stacks for move in stack]
         found = [with_even_rows(ds, stack[0].layer.layer) for ds, stack in zip(found, stacks, strict=True)]
-        matrices = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in parted(ds, len(stack)))
-        parts = parts_of(mine, matrices)
+        parts = self._parts(stacks, found)
         if self._may_fuse(moving):
             self._by_rms_fused(mine, parts, largest, ok)
             return
@@ -247,15 +270,38 @@ class LayerSteps:
         if strategy.is_sharded:
             rms = strategy.rms_of_shares(parts, [move.layer for move in mine])
         else:
-            rows = [ds if ds.stride(-1) == 1 else ds.mT for ds in found]
-            counted = zip(rows, stacks, strict=True)
-            rms = rms_of([ds.view(len(stack), -1, ds.shape[-1]) for ds, stack in counted], ok.device)
+            rms = rms_of_stacks(stacks, found, ok.device)
         gates = self._gates(mine, rms, largest, ok)
         for directions in found:
             directions.nan_to_num_(0.0, 0.0, 0.0)
         self._remember(kinds, moving[0].group["momentum"], gates)
+        if self._turns(moving[0]):
+            if strategy.is_sharded:
+                stacks, found = whole_stacks(mine, strategy.gather_shares(parts))
+            rms = self._turn(stacks, found, rms)
+            parts = strategy.share(self._parts(stacks, found))
         lengths = gates * (moving[0].group["step_rms"] / rms.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(0.0)
         self._move_by_lengths(moving, mine, parts, lengths, gates)
+
+    def _parts(self, stacks: list[list[Move]], found: list[Tensor]) -> list[Part]:
+        """The parts of the directions of all stacks."""
+        matrices = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in parted(ds, len(stack)))
+        return parts_of([move for stack in stacks for move in stack], matrices)
+
+    def _turns(self, move: Move) -> bool:
+        """Whether the rule for directions acts on the average of a layer's directions."""
+        return (
+            self._direction is not None
+            and not self._replaces_gradients
+            and self._direction.kind(move.layer) is not None
+        )
+
+    def _turn(self, stacks: list[list[Move]], found: list[Tensor], rms: Tensor) -> Tensor:
+        """Apply the rule for directions in place; gives the root mean square of each layer's direction."""
+        assert self._direction is not None
+        for stack, directions in zip(stacks, found, strict=True):
+            directions.copy_(self._direction([move.layer for move in stack], directions))
+        return rms_of_stacks(stacks, found, rms.device)
 
     def _move_by_lengths(
         self, moving: list[Move], mine: list[Move], parts: list[Part], lengths: Tensor, gates: Tensor
@@ -305,7 +351,12 @@ class LayerSteps:
         """Whether steps are compiled: those of whole layers at this rank, in full precision."""
         strategy = self._strategy
         apart = self._replaces_gradients or strategy.is_sharded or strategy.moves_apart
-        if not (self._compile and can_compile()) or apart or moving[0].layer.weight.dtype in HALF:
+        if (
+            not (self._compile and can_compile())
+            or apart
+            or self._turns(moving[0])
+            or moving[0].layer.weight.dtype in HALF
+        ):
             return False
         return all(len(move.groups) == len(move.layer.layer.parameters) for move in moving)
 

@@ -196,6 +196,8 @@ class FactoredLayer:
     views: list[Layer]
     """The layers of the modules whose rows describe the matrix; none where no hook can see them."""
     pair: FactorPair
+    rows: int = 0
+    """The number of rows in the first batch, over all ranks; 0 where no hook has seen any."""
 
     @property
     def weight(self) -> nn.Parameter:

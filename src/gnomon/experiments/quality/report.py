@@ -1,0 +1,296 @@
+"""The results of the suite as tables, for a terminal and as a page of Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import mean
+
+import numpy as np
+from rich.table import Table
+
+from ..common.machine import versions_text
+from ..common.tables import markdown_table, titled_table
+from .contestants import ADAMW, CONTESTANTS
+from .runs import Outcome
+from .statistics import (
+    Array,
+    Estimate,
+    Score,
+    are_best,
+    bootstrap,
+    geometric_means,
+    mean_ranks,
+    steps_to,
+)
+from .study import CHOICE_SEED, Study
+from .suite import DEVELOPMENT, JUDGEMENT, TASKS
+
+Outcomes = Callable[[str, str], list[Outcome] | None]
+"""The results of a task and an optimizer, or None if there are none."""
+
+INTRODUCTION = (
+    "`gnomon bench quality` trains {tasks} unlike tasks with each optimizer. An optimizer has {rates} learning rates, "
+    "each twice the one before, around its usual one, and the same on every task. The rate with the lowest validation "
+    f"measure on seed {CHOICE_SEED} is trained with {{seeds}} further seeds, and their test measure is reported "
+    "(training loss of the autoencoder, error of the equation's solution). All optimizers have the task's schedule: a "
+    "warm-up if it has one, then a cosine to zero. Everything else is at each optimizer's defaults. Times are CPU time "
+    "of one thread without measures. A run that diverges counts as infinitely bad."
+)
+CHOSEN = (
+    f"INGD's defaults may have been chosen by looking at the development tasks ({', '.join(DEVELOPMENT)}). Nothing was "
+    f"chosen by the judgement tasks ({', '.join(JUDGEMENT)}) except each optimizer's learning rate, by validation "
+    "data. The grids of rates were chosen once from each optimizer's usual rate. AdamW, SOAP and Muon were not tuned "
+    "beyond their rate."
+)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A table with a title, and what it shows. A cell in bold has asterisks around it."""
+
+    title: str
+    text: str
+    header: list[str]
+    rows: list[list[str]]
+
+    def markdown(self) -> str:
+        return f"## {self.title}\n\n{self.text}\n\n{markdown_table(self.header, self.rows, left=self.header[:1])}"
+
+    def terminal(self) -> Table:
+        table = titled_table(self.title)
+        for place, name in enumerate(self.header):
+            table.add_column(name, justify="right" if place else "left")
+        for row in self.rows:
+            table.add_row(*(_marked_up(cell) for cell in row))
+        return table
+
+
+class Report:
+    """The tables of a study. Tasks and optimizers without results are left out or have empty cells."""
+
+    def __init__(self, study: Study, measures: dict[str, str]) -> None:
+        self.study, self.measures = study, measures
+        self.optimizers = study.optimizers
+        self.titles = [CONTESTANTS[name].title for name in self.optimizers]
+
+    @property
+    def sets(self) -> dict[str, list[str]]:
+        """The tasks of each part of the suite, and all of them."""
+        parts = {"development": DEVELOPMENT, "judgement": JUDGEMENT, "all": TASKS}
+        return {name: [task for task in part if task in self.study.tasks] for name, part in parts.items()}
+
+    # ------------------------------------------------------------------ the page
+    def markdown(self) -> str:
+        introduction = INTRODUCTION.format(
+            tasks=len(self.study.tasks),
+            rates=len(self.study.scale.rates),
+            seeds=self.study.scale.seeds,
+        )
+        parts = ["# Optimizers on unlike tasks", introduction, CHOSEN]
+        if self.study.scale.name != "full":
+            parts.append(f"These are results of the scale `{self.study.scale.name}`, which are not to be cited.")
+        parts.append("![Final measures as multiples of AdamW's](quality.png)")
+        parts += [section.markdown() for section in self.sections]
+        if self.failures:
+            parts += ["## Runs that failed", "\n".join(f"- {line}" for line in self.failures)]
+        return "\n\n".join([*parts, f"Measured with {versions_text()}."]) + "\n"
+
+    @cached_property
+    def sections(self) -> list[Section]:
+        sections = [self.final_measures()]
+        if ADAMW in self.optimizers:
+            sections.append(self.summary("Summary at equal steps", self.study.final_outcomes))
+        for reference in self.study.references:
+            sections.append(self.measures_in_time_of(reference))
+            if ADAMW in self.optimizers:
+                title = f"Summary in the time of {CONTESTANTS[reference].title}"
+                sections.append(self.summary(title, self.outcomes_in_time_of(reference)))
+        if ADAMW in self.optimizers:
+            sections.append(self.steps_and_time())
+        return [*sections, self.sensitivity(), self.rates_and_times()]
+
+    # ------------------------------------------------------------------ measures
+    def final_measures(self) -> Section:
+        text = "Mean test measure of the seeds, with the 95% interval of the mean. Lower is better."
+        return self._by_task("Final measure at equal steps", text, self.study.final_outcomes)
+
+    def measures_in_time_of(self, reference: str) -> Section:
+        title = CONTESTANTS[reference].title
+        text = f"Runs with as many steps as fit in the CPU time of {title}'s, with a schedule for these steps."
+        return self._by_task(f"Final measure in the time of {title}", text, self.outcomes_in_time_of(reference))
+
+    def outcomes_in_time_of(self, reference: str) -> Outcomes:
+        def found(task: str, optimizer: str) -> list[Outcome] | None:
+            own = self.study.final_outcomes(task, optimizer)
+            failed = own is not None and any(one.failure for one in own)
+            return own if failed else self.study.outcomes_in_time_of(reference, task, optimizer)
+
+        return found
+
+    def _by_task(self, title: str, text: str, outcomes: Outcomes) -> Section:
+        rows = []
+        for task in self.sets["all"]:
+            found = [outcomes(task, optimizer) for optimizer in self.optimizers]
+            scores = [None if one is None else Score.of(one) for one in found]
+            cells = [_bold(_score(score), best) for score, best in zip(scores, are_best(scores), strict=True)]
+            rows.append([f"{task} ({self.measures[task]})", *cells])
+        text += " Bold: the best, and what is within the interval of the best."
+        return Section(title, text, ["task (measure)", *self.titles], rows)
+
+    # ------------------------------------------------------------------ over tasks
+    def values(self, tasks: Iterable[str], outcomes: Outcomes) -> Array:
+        """Return the mean measures of tasks (rows) and optimizers (columns), of tasks that all have results of."""
+        rows = []
+        for task in tasks:
+            found = [outcomes(task, optimizer) for optimizer in self.optimizers]
+            if all(one is not None for one in found):
+                rows.append([Score.of(one).mean for one in found if one is not None])
+        return np.array(rows).reshape(-1, len(self.optimizers))
+
+    def ratios(self, values: Array) -> Array:
+        """Return measures as multiples of AdamW's, without tasks on which AdamW failed."""
+        base = values[:, self.optimizers.index(ADAMW)]
+        known = np.isfinite(base)
+        return values[known] / base[known, None]
+
+    def summary(self, title: str, outcomes: Outcomes) -> Section:
+        columns: list[list[str]] = []
+        header = ["optimizer"]
+        for name, tasks in self.sets.items():
+            values = self.values(tasks, outcomes)
+            ratios = self.ratios(values)
+            if not len(ratios):
+                continue
+            header += [f"{name}: measure / AdamW's", f"{name}: mean rank"]
+            columns.append(_estimates(bootstrap(geometric_means, ratios), ".3f"))
+            columns.append(_estimates(bootstrap(mean_ranks, values), ".2f"))
+        text = (
+            "Geometric mean over tasks of the measure as a multiple of AdamW's, and the mean rank, each with the 95% "
+            "interval of a bootstrap over tasks. A value below 1 is better than AdamW."
+        )
+        return Section(title, text, header, [list(row) for row in zip(self.titles, *columns, strict=True)])
+
+    # ------------------------------------------------------------------ steps and time to AdamW's measure
+    def steps_and_time(self) -> Section:
+        rows, shares = [], []
+        for task in self.sets["all"]:
+            adamw = self.study.final_outcomes(task, ADAMW)
+            if adamw is None or any(one.failure for one in adamw):
+                continue
+            level = mean(one.validation for one in adamw)
+            spent = (self.study.tasks[task], mean(one.seconds for one in adamw))
+            found = [self.study.final_outcomes(task, optimizer) for optimizer in self.optimizers]
+            reached = [(math.nan,) * 2 if one is None else steps_to(level, one) for one in found]
+            shares.append([tuple(own / all_ for own, all_ in zip(pair, spent, strict=True)) for pair in reached])
+            rows.append([task, *map(_pair, shares[-1])])
+        means = [_mean_pair([row[place] for row in shares]) for place in range(len(self.optimizers))]
+        rows.append(["geometric mean (tasks)", *means])
+        text = (
+            "Share of AdamW's steps / share of its CPU time until the mean validation curve is at AdamW's final "
+            "validation measure. The last row has the tasks on which it is reached."
+        )
+        return Section("Steps and time to AdamW's measure", text, ["task", *self.titles], rows)
+
+    # ------------------------------------------------------------------ learning rates
+    def sensitivity(self) -> Section:
+        header = ["optimizer", "half the best rate", "twice the best rate", "usual rate", "best at an end of the grid"]
+        rows = []
+        for optimizer, title in zip(self.optimizers, self.titles, strict=True):
+            usual = CONTESTANTS[optimizer].usual
+            tried = list(self._tried(optimizer))
+            rows.append(
+                [
+                    title,
+                    _worse([by_rate.get(best / 2, math.nan) / by_rate[best] for best, by_rate in tried]),
+                    _worse([by_rate.get(2 * best, math.nan) / by_rate[best] for best, by_rate in tried]),
+                    f"{_worse([by_rate.get(usual, math.nan) / by_rate[best] for best, by_rate in tried])} at {usual:g}",
+                    f"{sum(best in (min(by_rate), max(by_rate)) for best, by_rate in tried)} of {len(tried)}",
+                ]
+            )
+        text = (
+            f"Test measure on seed {CHOICE_SEED} at another rate as a multiple of that at the best rate: geometric "
+            "mean over tasks, and the largest in parentheses."
+        )
+        return Section("Sensitivity to the learning rate", text, header, rows)
+
+    def _tried(self, optimizer: str) -> Iterator[tuple[float, dict[float, float]]]:
+        """Yield the best rate of each task, and the test measure of each rate."""
+        for task in self.sets["all"]:
+            best = self.study.chosen_rate(task, optimizer)
+            runs = self.study.tried(task, optimizer)
+            found = self.study.outcomes(runs.values())
+            if best is not None and found is not None:
+                by_rate = {rate: one.test for rate, one in zip(runs, found, strict=True)}
+                if math.isfinite(by_rate[best]):
+                    yield best, by_rate
+
+    def rates_and_times(self) -> Section:
+        rows = []
+        for task in self.sets["all"]:
+            cells = []
+            for optimizer in self.optimizers:
+                rate, found = self.study.chosen_rate(task, optimizer), self.study.final_outcomes(task, optimizer)
+                done = rate is not None and found is not None
+                cells.append(f"{rate:.3g}, {mean(one.seconds for one in found or []):.1f} s" if done else "")
+            rows.append([f"{task}, {self.study.tasks[task]} steps", *cells])
+        text = "The rate that was chosen, and the mean CPU seconds of a run."
+        return Section("Chosen rates and times", text, ["task", *self.titles], rows)
+
+    @cached_property
+    def failures(self) -> list[str]:
+        """Lines about the runs that failed."""
+        lines = []
+        for run in self.study.known():
+            outcome = self.study.outcome(run)
+            if outcome is not None and outcome.failure:
+                title = CONTESTANTS[run.optimizer].title
+                lines.append(
+                    f"{run.task}, {title}, rate {run.rate:.3g}, seed {run.seed} ({run.plan}): {outcome.failure}"
+                )
+        return lines
+
+
+# ---------------------------------------------------------------------- cells
+def _number(value: float, form: str = ".4g") -> str:
+    return "diverged" if value == math.inf else f"{value:{form}}"
+
+
+def _score(score: Score | None) -> str:
+    if score is None:
+        return ""
+    return _number(score.mean) + ("" if math.isnan(score.half) else f" ± {score.half:.2g}")
+
+
+def _bold(text: str, wanted: bool) -> str:
+    return f"**{text}**" if wanted else text
+
+
+def _marked_up(cell: str) -> str:
+    return f"[bold]{cell[2:-2]}[/bold]" if cell.startswith("**") else cell.replace("[", r"\[")
+
+
+def _estimates(estimates: list[Estimate], form: str) -> list[str]:
+    return [f"{one.value:{form}} [{one.low:{form}}, {one.high:{form}}]" for one in estimates]
+
+
+def _pair(shares: tuple[float, ...]) -> str:
+    steps, seconds = shares
+    if math.isnan(steps):
+        return ""
+    return "not reached" if steps == math.inf else f"{steps:.2f} / {seconds:.2f}"
+
+
+def _mean_pair(pairs: Sequence[tuple[float, ...]]) -> str:
+    reached = np.array([pair for pair in pairs if math.isfinite(pair[0])])
+    return f"{_pair(tuple(geometric_means(reached)))} ({len(reached)})" if len(reached) else "(0)"
+
+
+def _worse(ratios: list[float]) -> str:
+    """Return the geometric mean and the largest of the ratios that are known."""
+    known = np.array([ratio for ratio in ratios if not math.isnan(ratio)])
+    if not len(known):
+        return ""
+    return f"{geometric_means(known[:, None])[0]:.3f} ({known.max():.3g})"

@@ -1,0 +1,155 @@
+"""Polar factors of directions: the iteration, the layers that it serves, and steps along them."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+
+from gnomon.optim import INGD
+from gnomon.optim.kronecker.polar import polar_factor
+from support.teaching import teacher, train
+
+F64 = torch.float64
+
+
+def exact(matrix):
+    u, _, v = torch.linalg.svd(matrix, full_matrices=False)
+    return u @ v
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 8), (2, 5, 40), (2, 40, 5), (1, 1, 7), (1, 300, 130)])
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_the_iteration_comes_near_the_orthogonal_factor(shape, scale):
+    """Singular vectors are those of the matrix, and singular values above a thousandth of the largest come near 1."""
+    torch.manual_seed(0)
+    u, _, v = torch.linalg.svd(torch.randn(shape, dtype=F64), full_matrices=False)
+    values = torch.logspace(-1.5, 0, u.shape[-1], dtype=F64)
+    matrices = (u * values @ v * scale).float()
+    found = polar_factor(matrices).double()
+    turned = u.mT @ found @ v.mT
+    near = turned.diagonal(dim1=-2, dim2=-1)
+    assert (near > 0.65).all()
+    assert (near < 1.3).all()
+    assert (turned - torch.diag_embed(near)).abs().max() < 1e-3
+    assert torch.nn.functional.cosine_similarity(found.flatten(), exact(u * values @ v).flatten(), dim=0) > 0.97
+
+
+def test_zeros_and_numbers_that_are_not_finite():
+    assert torch.equal(polar_factor(torch.zeros(1, 3, 4)), torch.zeros(1, 3, 4))
+    assert not polar_factor(torch.full((1, 3, 4), float("nan"))).isfinite().any()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_half_precision(dtype):
+    torch.manual_seed(0)
+    matrix = torch.randn(1, 12, 30)
+    half = polar_factor(matrix.to(dtype)).float()
+    assert torch.nn.functional.cosine_similarity(half.flatten(), exact(matrix).flatten(), dim=0) > 0.97
+
+
+def moved(model, optimizer, x):
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer.zero_grad()
+    model(x).square().sum().backward()
+    optimizer.step()
+    return [p.detach() - b for p, b in zip(model.parameters(), before, strict=True)]
+
+
+def test_a_step_is_along_the_polar_factor_of_the_average():
+    """Twin optimizers: the average B of the one without polar factors gives the step of the other."""
+    torch.manual_seed(0)
+    plain, polar = (nn.Linear(6, 4).double() for _ in range(2))
+    polar.load_state_dict(plain.state_dict())
+    optimizers = [INGD(m, 0.1, weight_decay=0.0, polar=p) for m, p in ((plain, False), (polar, True))]
+    x = torch.randn(50, 6, dtype=F64)
+    straight, turned = (
+        torch.cat([w, b[:, None]], 1) for w, b in (moved(plain, optimizers[0], x), moved(polar, optimizers[1], x))
+    )
+    weight = polar_factor(straight[:, :-1].unsqueeze(0))[0]
+    bias = straight[:, -1:] * weight.norm() / straight[:, :-1].norm()
+    wanted = torch.cat([weight, bias], 1)
+    wanted = wanted * (0.1 * 0.5 / wanted.square().mean().sqrt())
+    torch.testing.assert_close(turned, wanted)
+    averages = [o.state[m.weight]["momentum_buffer"] for o, m in zip(optimizers, (plain, polar), strict=True)]
+    torch.testing.assert_close(*averages)
+
+
+def kinds(optimizer):
+    return {layer.name: optimizer._direction.kind(layer) for layer in optimizer._layers.values()}
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(11, 8)
+        self.qkv = nn.Linear(8, 24)
+        self.wide = nn.Linear(24, 300)
+        self.narrow = nn.Linear(300, 8, bias=False)
+        self.conv = nn.Conv1d(8, 12, 3, groups=2)
+        self.attn = nn.MultiheadAttention(12, 2, batch_first=True)
+
+    def forward(self, tokens):
+        hidden = self.narrow(self.wide(self.qkv(self.embed(tokens))).tanh())
+        hidden = self.conv(hidden.mT).mT
+        return self.attn(hidden, hidden, hidden)[0]
+
+
+def test_which_layers_have_polar_factors():
+    """Embeddings and layers that are larger than a batch have none; fused queries, keys and values have three."""
+    torch.manual_seed(0)
+    model = Net()
+    optimizer = INGD(model)
+    assert kinds(optimizer)["wide"] == 1  # nothing is known of the rows before the first step
+    moved(model, optimizer, torch.randint(11, (3, 6)))
+    few = {"embed": None, "qkv": 3, "wide": 1, "narrow": 1, "conv": 1}
+    assert few.items() <= kinds(optimizer).items()
+    assert {kinds(optimizer)[f"attn.{name}"] for name in ("in_proj_weight", "out_proj")} == {1}
+    larger = nn.Sequential(nn.Linear(100, 90), nn.Linear(90, 3))
+    optimizer = INGD(larger)
+    moved(larger, optimizer, torch.randn(40, 100))
+    assert kinds(optimizer) == {"0": None, "1": 1}
+    asked = INGD(Net(), polar={"wide": 4, "q*": 0})
+    assert {"wide": 4, "qkv": None, "narrow": 1}.items() <= kinds(asked).items()
+    assert set(kinds(INGD(Net(), polar=False)).values()) == {None}
+    assert set(kinds(INGD(Net(), structure="diagonal")).values()) == {None}
+
+
+@pytest.mark.parametrize(
+    ("polar", "message"),
+    [
+        ("yes", "polar must be True, False or a mapping"),
+        ({"qkv": -1}, r"polar\['qkv'\] must be the number of matrices"),
+        ({"other": 1}, "polar has the pattern 'other', which matches no layer"),
+        ({"qkv": 7}, "polar asks for 7 matrices in qkv, which has 24 outputs"),
+    ],
+)
+def test_errors(polar, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        INGD(Net(), polar=polar)
+
+
+def test_three_matrices_side_by_side_have_a_factor_each():
+    torch.manual_seed(0)
+    model = nn.Linear(6, 18, bias=False).double()
+    twin = copy.deepcopy(model)
+    x = torch.randn(60, 6, dtype=F64)
+    straight = moved(twin, INGD(twin, weight_decay=0.0, polar=False), x)[0]
+    turned = moved(model, INGD(model, weight_decay=0.0), x)[0]
+    wanted = polar_factor(straight.view(3, 6, 6)).reshape(18, 6)
+    torch.testing.assert_close(turned, wanted * (turned.square().mean() / wanted.square().mean()).sqrt())
+
+
+def test_resume_has_the_row_counts():
+    """A run that is resumed knows how many rows there were, and takes the same steps."""
+    (x, y), model = teacher(), nn.Sequential(nn.Linear(6, 200), nn.Tanh(), nn.Linear(200, 2))
+    optimizer = INGD(model)
+    train(optimizer, lambda: (model(x) - y).square().mean(), 5)
+    other = copy.deepcopy(model)
+    again = INGD(other)
+    again.load_state_dict(optimizer.state_dict())
+    assert kinds(again) == kinds(optimizer)
+    for m, o in ((model, optimizer), (other, again)):
+        train(o, lambda m=m: (m(x) - y).square().mean(), 4)
+    for ours, theirs in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
