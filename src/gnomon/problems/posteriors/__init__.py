@@ -9,7 +9,7 @@ The models and reference draws are those of posteriordb; the densities are writt
 data is read from the folder that the environment variable GNOMON_DATA names.
 """
 
-from . import regression  # registers its posteriors
+from . import differential_equations, gaussian_process, hierarchical, markov, regression  # registers its posteriors
 from .base import Parameter, Posterior, Reference
 from .registry import load, names
 from .store import PosteriorDataMissingError, is_available, with_reference

@@ -54,10 +54,9 @@ class Reference:
 def _entries(values: Values) -> Iterator[tuple[str, Tensor]]:
     """Yield the entries of every value, named as Stan names them: indices from one, separated by commas."""
     for name, value in values.items():
-        if value.ndim == 1:
-            yield name, value
-        for index in itertools.product(*map(range, value.shape[1:])) if value.ndim > 1 else ():
-            yield f"{name}[{','.join(str(i + 1) for i in index)}]", value[(..., *index)]
+        indices = itertools.product(*(range(1, size + 1) for size in value.shape[1:]))
+        for index, entry in zip(indices, value.flatten(1).unbind(1) if value.ndim > 1 else [value], strict=True):
+            yield f"{name}[{','.join(map(str, index))}]" if index else name, entry
 
 
 class Posterior:
