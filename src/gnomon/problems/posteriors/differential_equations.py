@@ -1,10 +1,11 @@
-"""Models with an ordinary differential equation. All draws are integrated together, by Runge and Kutta's method of order 4.
+"""Models with an ordinary differential equation. All draws are integrated together, by a Runge-Kutta method of order 4.
 
 The steps are fixed: the value is then a smooth function of the parameters, with derivatives of any order.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 
 import torch
@@ -42,8 +43,8 @@ PREDATOR_STEPS = 5
 def populations(theta: Tensor, z_init: Tensor, years: int) -> Tensor:
     """Return the logs of prey and predators ``(draws, years, 2)`` after each year.
 
-    ``d log u = alpha - beta v``, ``d log v = delta u - gamma``: the equations of Lotka and Volterra for logarithms, which
-    stay positive whatever the parameters are.
+    ``d log u = alpha - beta v``, ``d log v = delta u - gamma``: the equations of Lotka and Volterra for logarithms:
+    populations stay positive whatever the parameters are.
     """
     growth = torch.stack([theta[:, 0], -theta[:, 2]], 1)
     effect = torch.stack([-theta[:, 1], theta[:, 3]], 1)
@@ -85,12 +86,10 @@ def concentrations(k_a: Tensor, K_m: Tensor, V_m: Tensor, dose: float, volume: f
     def field(t: float, C: Tensor) -> Tensor:
         # A step that is too long for the parameters may end below 0, where the rate of elimination has a pole.
         C = C.clamp(min=0)
-        return torch.addcmul(
-            torch.addcmul(torch.zeros_like(C), absorbed, torch.exp(-t * k_a)), removed, C / (K_m + C), value=-1
-        )
+        return absorbed * torch.exp(-t * k_a) - removed * C / (K_m + C)
 
     grid = [times[0] * (step / FIRST_STEPS) ** 2 for step in range(FIRST_STEPS + 1)]
-    for before, after in zip(times, times[1:], strict=False):
+    for before, after in itertools.pairwise(times):
         grid += [before + (after - before) * step / LATER_STEPS for step in range(1, LATER_STEPS + 1)]
     return torch.stack(runge_kutta(field, torch.zeros_like(k_a), grid)[FIRST_STEPS - 1 :: LATER_STEPS], 1)
 

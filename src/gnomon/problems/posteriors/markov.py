@@ -16,8 +16,8 @@ def log_evidence(log_transition: Tensor, log_emission: Tensor) -> Tensor:
     """Return the log of the sum over all paths of states, without a distribution of the first state.
 
     ``log_transition`` has the shape ``(draws, K, K)``, from rows to columns, ``log_emission`` the shape
-    ``(draws, times, K)``. The product of the matrices of all times is taken in pairs: a logarithmic number of operations
-    in place of one for each time.
+    ``(draws, times, K)``. The product of the matrices of all times is taken in pairs: the number of operations is
+    logarithmic in the number of times.
     """
     matrices = log_transition[:, None] + log_emission[:, 1:, None, :]
     while (count := matrices.shape[1]) > 1:
