@@ -18,8 +18,8 @@ QUESTIONS = 5
 def poisson_mixed_model(dim: int, *, seed: int = 0) -> Posterior:
     """Return a posterior with 5 global unknowns and ``dim - 5`` local ones, one count for each.
 
-    ``alpha_j ~ normal(mu + x_j^T beta, sigma)``, ``y_j ~ Poisson(4 exp(alpha_j))``, with standard normal
-    priors of mu, beta and log sigma. The data comes from the model with ``mu = 1``, ``beta = (0.5, -0.5, 0.25)``, ``sigma = 0.5``.
+    ``alpha_j ~ normal(mu + x_j^T beta, sigma)``, ``y_j ~ Poisson(4 exp(alpha_j))``, with standard normal priors of
+    mu, beta and log sigma. The data comes from the model with mu = 1, beta = (0.5, -0.5, 0.25) and sigma = 0.5.
     """
     locals_ = _locals(dim, COVARIATES + 2)
     generator = torch.Generator().manual_seed(seed)
