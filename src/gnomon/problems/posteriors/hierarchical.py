@@ -64,26 +64,29 @@ def _schools_noncentered(name: str) -> Posterior:
 
 # ---------------------------------------------------------------------- radon
 class GroupedSquares:
-    """The log likelihood of ``y ~ normal(mean, sigma)`` where the mean of an observation depends on its group alone.
+    """The log likelihood of ``y ~ normal(X b_g, sigma)`` with coefficients ``b_g`` of each group g.
 
-    ``mean = X b_g`` with coefficients ``b_g`` of each group: the sums of products of each group suffice,
-    ``sum (y - X b)^2 = (b - b*)^T X^T X (b - b*) + rest``, where ``b*`` is the least squares solution.
+    The sums of products of each group suffice. They are taken of the residuals r of the least squares solution c of all
+    groups together, so that no large numbers are subtracted:
+    ``sum (y - X b_g)^2 = sum_g (b_g - c)^T X_g^T X_g (b_g - c) - 2 (b_g - c)^T X_g^T r_g + r_g^T r_g``.
     """
 
     def __init__(self, design: Tensor, response: Tensor, group: Tensor, groups: int) -> None:
-        k = design.shape[1]
-        zeros = design.new_zeros(groups, k, k)
-        self.gram = zeros.index_add(0, group, design[:, :, None] * design[:, None, :])
-        moment = zeros[:, :, 0].index_add(0, group, design * response[:, None])
-        # A group without variation of a predictor has a singular matrix; every solution is then as good.
-        self.best = (torch.linalg.pinv(self.gram) @ moment[:, :, None]).squeeze(-1)
-        self.rest = (response - (design * self.best[group]).sum(1)).square().sum()
+        self.center = torch.linalg.lstsq(design, response[:, None]).solution.squeeze(-1)
+        left = response - design @ self.center
+        zeros = design.new_zeros(groups, design.shape[1])
+        self.gram = zeros.new_zeros(*zeros.shape, zeros.shape[1]).index_add(
+            0, group, design[:, :, None] * design[:, None]
+        )
+        self.moment = zeros.index_add(0, group, design * left[:, None])
+        self.rest = left.square().sum()
         self.count = len(response)
 
     def __call__(self, coefficients: Tensor, sigma: Tensor) -> Tensor:
         """Return the log likelihood at coefficients ``(draws, groups, k)``."""
-        off = coefficients - self.best
-        squares = torch.einsum("ngi,gij,ngj->n", off, self.gram, off) + self.rest
+        off = coefficients - self.center
+        along = torch.einsum("gij,ngj->ngi", self.gram, off) - 2 * self.moment
+        squares = (along * off).sum((1, 2)) + self.rest
         return -0.5 * squares / sigma.square() - self.count * sigma.log()
 
 
