@@ -1,0 +1,99 @@
+"""Natural gradients of the evidence lower bound, in the coordinates of a Gaussian's moving frame.
+
+A draw of q = N(mu, Sigma) is ``x = mu + F z`` with z standard normal; F is L in covariance form (``Sigma = L L^T``)
+and ``P^-T`` in precision form (``Sigma^-1 = P P^T``). With ``u = F^T (grad log p(x) - grad log q(x))
+= F^T grad log p(x) + z`` the gradient of ``E[log p - log q]`` in the algebra is, in both forms,
+
+    mean: ``E[u]``,    factor: ``<E_j, E[u z^T]>``,
+
+the path derivative ("sticking the landing"). It vanishes for every single draw where q is p. ``E[u z^T]`` is symmetric,
+so the mean of it and of its transpose is taken. By the theorems of Bonnet and Price it is also
+``F^T E[Hess log p] F + I``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..groups import Affine, Element, Group, LowRank, LowRankAffine, SymmetricOperator
+from ..groups.base import add, times
+from ..manifolds import Gaussian
+
+
+def push(q: Gaussian, z: Tensor) -> Tensor:
+    """``F z`` for each row."""
+    linear, factor = q.structure, factor_of(q)
+    return linear.apply(factor, z) if q.form == "covariance" else linear.apply_inverse(factor, z, transpose=True)
+
+
+def pull(q: Gaussian, rows: Tensor) -> Tensor:
+    """``F^T g`` for each row."""
+    linear, factor = q.structure, factor_of(q)
+    return linear.apply(factor, rows, transpose=True) if q.form == "covariance" else linear.apply_inverse(factor, rows)
+
+
+def factor_of(q: Gaussian) -> Element:
+    return q.affine.split(q.group.unpack(q.frame))[0]
+
+
+def mean_of(q: Gaussian) -> Tensor:
+    return q.affine.mean(q.group.unpack(q.frame))
+
+
+def log_prob_of_noise(q: Gaussian, z: Tensor) -> Tensor:
+    """``log q(mu + F z)``, without solving for z."""
+    return -q.entropy().detach() - 0.5 * (z.square().sum(-1) - q.d)
+
+
+def path_gradient(q: Gaussian, z: Tensor, u: Tensor, weights: Tensor) -> Element:
+    """The gradient in the coordinates from draws z, their u of shape ``(n, d)`` and weights of sum one."""
+    weighted = u * weights.unsqueeze(-1)
+    return join(q, symmetric_moment(q.structure, factor_of(q), weighted, z), weighted.sum(0))
+
+
+def symmetric_moment(linear: Group, factor: Element, u: Tensor, z: Tensor) -> Element:
+    """``<E_j, M>`` of the symmetric part M of ``sum of u z^T``; for low rank that in the coordinates of the joint model.
+
+    There ``tau = B B^T + Diag(c)^2`` moves by ``dB = B N_a^T + Diag(c) N_u^T`` and ``dc = c N_c``. The gradient in tau
+    is the symmetric part of ``sum of p r^T`` with ``p = A^-T u``, ``r = A^-T z`` and ``tau = A A^T``.
+    """
+    if not isinstance(linear, LowRank):
+        moment = linear.restrict(u, z)
+        return moment if linear.trivial_transport else times(0.5, add(moment, linear.restrict(z, u)))
+    p, r = (linear.apply_inverse(factor, rows, transpose=True) for rows in (u, z))
+    loadings, noise = linear.covariance_factors(factor)
+    p_head, r_head = p @ loadings, r @ loadings
+    p, r = p * noise, r * noise
+    head = r_head.mT @ p_head
+    return (head + head.mT) / 2, (p * r).sum(0), (r_head.mT @ p + p_head.mT @ r) / 2
+
+
+def price_gradient(q: Gaussian, hessian: SymmetricOperator, mean: Tensor) -> Element:
+    """The gradient in the coordinates from the average Hessian of log p and the average ``F^T grad log p``."""
+    linear, factor = q.structure, factor_of(q)
+    if isinstance(linear, LowRank):
+        return join(q, _low_rank_curvature(q, linear, factor, hessian), mean)
+    if q.form == "covariance":
+        moment = linear.congruence(factor, hessian)
+    else:  # F = P^-T is in the transposed group
+        other = linear.transposed
+        inverse = linear.transpose(linear.ldiv(factor, linear.identity_like(factor)))
+        moment = other.transpose(other.congruence(inverse, hessian))
+    return join(q, add(moment, linear.dual(linear.identity_like(factor))), mean)
+
+
+def _low_rank_curvature(q: Gaussian, linear: LowRank, factor: Element, hessian: SymmetricOperator) -> Element:
+    """By :func:`symmetric_moment` with ``z = I``: as many products as there are dimensions."""
+    z = torch.eye(linear.k, dtype=q.dtype, device=q.device)
+    return symmetric_moment(linear, factor, pull(q, hessian.apply(push(q, z))) + z, z)
+
+
+def join(q: Gaussian, moment: Element, mean: Tensor) -> Element:
+    """The gradient in the orthonormal coordinates of the affine group from those in its algebra."""
+    group = q.affine
+    if isinstance(group, LowRankAffine):
+        return group.scale((*moment, mean))
+    assert isinstance(group, Affine)
+    vector = mean.unsqueeze(-1 if group.upper else -2)
+    return group.scale((*moment, torch.zeros_like(mean[..., :1]), vector))
