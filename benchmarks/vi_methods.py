@@ -25,8 +25,8 @@ WITHIN = 0.2
 CHECK_DRAWS, FINAL_DRAWS = 4000, 10000
 BUDGET = 20000
 """Gradient evaluations of a baseline."""
-CPU_LIMIT = 5.0
-"""Seconds after which a baseline's run ends, where a density is slow."""
+CPU_LIMIT, LARGE_LIMIT, LARGE = 5.0, 30.0, 500
+"""Seconds after which a baseline's run ends, where a density is slow, and where there are many unknowns."""
 RATES = (0.01, 0.03, 0.1, 0.3)
 GUIDES = ("AutoDiagonalNormal", "AutoMultivariateNormal", "AutoLowRankMultivariateNormal")
 PARTICLES = 10
@@ -116,11 +116,12 @@ class Baseline(Protocol):
 def watched(posterior: Posterior, make: Callable[[], Baseline]) -> Record:
     """Run a baseline until its budget is spent, and check it at times."""
     hits, failure, baseline = Hits(), None, None
+    limit = LARGE_LIMIT if posterior.dim > LARGE else CPU_LIMIT
     began, seconds = time.process_time(), 0.0
     try:
         baseline = make()
         seconds = time.process_time() - began
-        while baseline.evaluations < BUDGET and seconds < CPU_LIMIT:
+        while baseline.evaluations < BUDGET and seconds < limit:
             began = time.process_time()
             baseline.advance()
             seconds += time.process_time() - began
@@ -171,12 +172,15 @@ class Matched:
     """Batch and match, from mean 0 and covariance I, or from a mode and the inverse of the Hessian there."""
 
     def __init__(self, posterior: Posterior, seed: int, from_mode: bool) -> None:
-        self.before, start = 0, {}
-        if from_mode:
-            loc, covariance, self.before = laplace(posterior)
-            start = {"loc": loc, "covariance": covariance}
-        generator = torch.Generator().manual_seed(seed)
-        self.fit = BatchAndMatch(posterior.log_density, posterior.dim, batch=BATCH, generator=generator, **start)
+        loc, covariance, self.before = laplace(posterior) if from_mode else (None, None, 0)
+        self.fit = BatchAndMatch(
+            posterior.log_density,
+            posterior.dim,
+            batch=BATCH,
+            loc=loc,
+            covariance=covariance,
+            generator=torch.Generator().manual_seed(seed),
+        )
 
     @property
     def evaluations(self) -> int:
@@ -190,12 +194,12 @@ class Matched:
         return MultivariateNormal(self.fit.loc, self.fit.covariance)
 
 
-def laplace(posterior: Posterior) -> tuple[Tensor, Tensor, int]:
-    """Return the mode that L-BFGS finds from zero, the inverse of the Hessian there, and the number of gradients.
+def laplace(posterior: Posterior, start: Tensor | None = None) -> tuple[Tensor, Tensor, int]:
+    """Return the mode that L-BFGS finds from zero or a start, the inverse of the Hessian there, and a number.
 
-    A column of the Hessian counts as two gradients.
+    The number is that of the gradients. A column of the Hessian counts as two gradients.
     """
-    mode = torch.zeros(1, posterior.dim, requires_grad=True)
+    mode = (torch.zeros(1, posterior.dim) if start is None else start.clone()).requires_grad_()
     search = torch.optim.LBFGS([mode], max_iter=200, history_size=20, line_search_fn="strong_wolfe")
     count = 0
 

@@ -1,7 +1,7 @@
 """Variational inference: structured Gaussians near a posterior, by natural gradients in the moving frame.
 
-    fit = gnomon.vi.fit(log_density, dim=90)  # log_density: (draws, 90) -> (draws,)
-    print(fit.summary())
+fit = gnomon.vi.fit(log_density, dim=90)  # log_density: (draws, 90) -> (draws,)
+print(fit.summary())
 """
 
 from typing import Any
