@@ -41,6 +41,11 @@ def mean_of(q: Gaussian) -> Tensor:
     return q.affine.mean(q.group.unpack(q.frame))
 
 
+def squared_length(q: Gaussian, x: Tensor) -> float:
+    """``(x - mu)^T Sigma^-1 (x - mu)``."""
+    return float(-2 * (q.log_prob(x).detach() + q.entropy().detach()) + q.d)
+
+
 def log_prob_of_noise(q: Gaussian, z: Tensor) -> Tensor:
     """``log q(mu + F z)``, without solving for z."""
     return -q.entropy().detach() - 0.5 * (z.square().sum(-1) - q.d)

@@ -14,7 +14,7 @@ from ..manifolds import Gaussian
 
 Start = Literal["mode", "zero"] | Tensor | Mapping[str, Any] | Gaussian
 
-FEWEST_DRAWS, MOST_DRAWS = 16, 64
+FEWEST_DRAWS, MOST_DRAWS = 24, 64
 LARGE_BATCH = 2**20
 """Draws of high dimension are fewer, so that a batch of them has no more numbers than this."""
 LARGEST_RATE = 1.0
@@ -34,6 +34,7 @@ class Settings:
     max_steps: int = 1000
     tolerance: float | None = None
     evaluation_draws: int | None = None
+    searches: int = 6
 
     def __post_init__(self) -> None:
         _require("form", self.form, self.form in ("covariance", "precision"), "'covariance' or 'precision'")
@@ -45,6 +46,7 @@ class Settings:
         _require("momentum", self.momentum, 0 <= self.momentum < 1, "at least 0 and below 1")
         _require("max_steps", self.max_steps, self.max_steps >= 1, "at least 1")
         _require("tolerance", self.tolerance, self.tolerance is None or self.tolerance > 0, "positive, in nats")
+        _require("searches", self.searches, self.searches >= 0, "at least 0")
         enough = self.evaluation_draws is None or self.evaluation_draws >= 2
         _require("evaluation_draws", self.evaluation_draws, enough, "at least 2")
 

@@ -27,11 +27,10 @@ class NaturalSteps:
     def __init__(self, q: Gaussian, momentum: float) -> None:
         self.q, self.momentum = q, momentum
         self._velocity: Element | None = None
-        self.overflows = 0
 
     @torch.no_grad()
-    def take(self, gradient: Element, rate: float) -> None:
-        """One step up the gradient with learning rate ``rate``."""
+    def take(self, gradient: Element, rate: float) -> bool:
+        """One step up the gradient with learning rate ``rate``; False where it would have overflowed."""
         q, group = self.q, self.q.group
         bounded = self._bounded(gradient, rate)
         if self._velocity is None or not self.momentum:
@@ -42,9 +41,10 @@ class NaturalSteps:
         if self.momentum:
             self._velocity = q.chart.carry(step, velocity)
         q.eta.copy_(group.pack(step))
-        if q.fold() is not None:
-            self.overflows += 1
-            self.forget()
+        if q.fold() is None:
+            return True
+        self.forget()
+        return False
 
     def forget(self) -> None:
         """Begin anew without momentum."""
