@@ -15,7 +15,7 @@ from ..manifolds import Gaussian
 Start = Literal["mode", "zero"] | Tensor | Mapping[str, Any] | Gaussian
 
 FEWEST_DRAWS, MOST_DRAWS = 24, 64
-LARGE_BATCH = 2**20
+LARGE_BATCH = 2**19
 """Draws of high dimension are fewer, so that a batch of them has no more numbers than this."""
 LARGEST_RATE = 1.0
 """Half a Newton step."""
@@ -55,7 +55,7 @@ class Settings:
         if self.draws is not None:
             return math.ceil(self.draws / 4) * 4
         wanted = min(max(4 * group.dim / group.k, FEWEST_DRAWS), MOST_DRAWS)
-        return max(8, 4 * int(min(wanted, LARGE_BATCH / group.k) / 4))
+        return max(4, 4 * int(min(wanted, LARGE_BATCH / group.k) / 4))
 
     def rate_for(self, group: Group, draws: int) -> float:
         """Half a Newton step, or less where the draws are few for what a row of the factor has to learn."""

@@ -16,7 +16,7 @@ from ..optim.hessian import Hutchinson
 from .gradients import log_prob_of_noise, mean_of, price_gradient, push, squared_length
 from .sampling import standard_draws
 from .settings import Settings
-from .steps import NaturalSteps, inner_product
+from .steps import NaturalSteps, squared_norm
 from .structure import Structure, lay_out
 from .target import Target
 
@@ -146,8 +146,9 @@ class Beginning:
         return diagonal.nan_to_num(typical).clamp(min=1e-4 * typical)
 
     def _bound(self, q: Gaussian) -> float:
-        z = standard_draws(COMPARED_DRAWS, q.d, generator=self.generator, dtype=q.dtype, device=q.device)
-        z = z[: max(4, min(COMPARED_DRAWS, 2**20 // q.d))]
+        pairs = max(2, min(COMPARED_DRAWS, 2**20 // q.d) // 2)
+        z = standard_draws(pairs, q.d, generator=self.generator, dtype=q.dtype, device=q.device)
+        z = torch.cat([z, -z])
         bound = float((self.target.log_density(mean_of(q) + push(q, z)) - log_prob_of_noise(q, z)).mean())
         return bound if math.isfinite(bound) else -math.inf
 
@@ -223,6 +224,6 @@ def fit_quadratic(q: Gaussian, precision: Tensor) -> None:
     still = torch.zeros(q.d, dtype=q.dtype, device=q.device)
     for _ in range(100):
         gradient = price_gradient(q, operator, still)
-        if float(inner_product(gradient, gradient)) < 1e-8 * q.d:
+        if squared_norm(gradient) < 1e-8 * q.d:
             break
         steps.take(gradient, 2.0)

@@ -13,8 +13,8 @@ from ..manifolds import Gaussian
 
 LONGEST_FACTOR_STEP = 1.0
 """A bound on ``||2 D.eta||_2`` of the factor: no variance changes by more than a factor of e in a step."""
-LONGEST_MEAN_STEP = 1.0
-"""A bound on the root mean square, over the coordinates, of a step of the mean in standard deviations of q."""
+LONGEST_MEAN_STEP = 2.0
+"""A bound on each coordinate of the mean's step in the frame, which is in standard deviations of q."""
 
 
 class NaturalSteps:
@@ -54,9 +54,8 @@ class NaturalSteps:
         cut = len(self.q.structure.shapes)
         factor, mean = gradient[:cut], gradient[-1]
         factor = times(min(1.0, LONGEST_FACTOR_STEP / max(rate * factor_reach(self.q, factor), 1e-300)), factor)
-        # A step of the mean is F eta / sqrt(2).
-        length = rate * float(torch.linalg.vector_norm(mean)) / math.sqrt(2)
-        mean = mean * min(1.0, LONGEST_MEAN_STEP * math.sqrt(self.q.d) / max(length, 1e-300))
+        longest = LONGEST_MEAN_STEP * math.sqrt(2) / rate  # a step of the mean is F eta / sqrt(2)
+        mean = mean.clamp(-longest, longest)
         return (*factor, *gradient[cut:-1], mean)
 
 
@@ -68,6 +67,7 @@ def factor_reach(q: Gaussian, eta: Element) -> float:
     return 2 * float(linear.norm_estimate(linear.scale(eta)))
 
 
-def inner_product(a: Element, b: Element) -> Tensor:
-    """``<a, b>`` of two tangent vectors in orthonormal coordinates."""
-    return torch.stack([torch.vdot(x.flatten(), y.flatten()) for x, y in zip(a, b, strict=True)]).sum()
+def squared_norm(vector: Element) -> float:
+    """The squared length of a tangent vector in orthonormal coordinates."""
+    norms = torch.stack([torch.linalg.vector_norm(block) for block in vector])
+    return float(norms.square().sum())
