@@ -41,15 +41,24 @@ def mean_of(q: Gaussian) -> Tensor:
     return q.affine.mean(q.group.unpack(q.frame))
 
 
+def squared_length(q: Gaussian, x: Tensor) -> float:
+    """``(x - mu)^T Sigma^-1 (x - mu)``."""
+    return float(-2 * (q.log_prob(x).detach() + q.entropy().detach()) + q.d)
+
+
 def log_prob_of_noise(q: Gaussian, z: Tensor) -> Tensor:
     """``log q(mu + F z)``, without solving for z."""
     return -q.entropy().detach() - 0.5 * (z.square().sum(-1) - q.d)
 
 
-def path_gradient(q: Gaussian, z: Tensor, u: Tensor, weights: Tensor) -> Element:
-    """The gradient in the coordinates from draws z, their u of shape ``(n, d)`` and weights of sum one."""
-    weighted = u * weights.unsqueeze(-1)
-    return join(q, symmetric_moment(q.structure, factor_of(q), weighted, z), weighted.sum(0))
+def path_gradient(q: Gaussian, z: Tensor, odd: Tensor, even: Tensor) -> Element:
+    """The gradient in the coordinates from pairs of draws ``mu + F z`` and ``mu - F z``.
+
+    Of the scores ``grad log p`` of a pair, ``odd`` is half the difference and ``even`` the mean of both over all pairs:
+    the mean of ``u z^T`` over a pair is ``(F^T odd + z) z^T``, and that of u is ``F^T even``.
+    """
+    u = (pull(q, odd) + z) / len(z)
+    return join(q, symmetric_moment(q.structure, factor_of(q), u, z), pull(q, even.unsqueeze(0)).squeeze(0))
 
 
 def symmetric_moment(linear: Group, factor: Element, u: Tensor, z: Tensor) -> Element:
@@ -59,9 +68,10 @@ def symmetric_moment(linear: Group, factor: Element, u: Tensor, z: Tensor) -> El
     is the symmetric part of ``sum of p r^T`` with ``p = A^-T u``, ``r = A^-T z`` and ``tau = A A^T``.
     """
     if not isinstance(linear, LowRank):
-        moment = linear.restrict(u, z)
-        return moment if linear.trivial_transport else times(0.5, add(moment, linear.restrict(z, u)))
-    p, r = (linear.apply_inverse(factor, rows, transpose=True) for rows in (u, z))
+        if linear.trivial_transport:
+            return linear.restrict(u, z)
+        return linear.restrict(torch.cat([u, z]) / 2, torch.cat([z, u]))
+    p, r = linear.apply_inverse(factor, torch.cat([u, z]), transpose=True).chunk(2)
     loadings, noise = linear.covariance_factors(factor)
     p_head, r_head = p @ loadings, r @ loadings
     p, r = p * noise, r * noise
@@ -69,18 +79,19 @@ def symmetric_moment(linear: Group, factor: Element, u: Tensor, z: Tensor) -> El
     return (head + head.mT) / 2, (p * r).sum(0), (r_head.mT @ p + p_head.mT @ r) / 2
 
 
-def price_gradient(q: Gaussian, hessian: SymmetricOperator, mean: Tensor) -> Element:
-    """The gradient in the coordinates from the average Hessian of log p and the average ``F^T grad log p``."""
+def price_gradient(q: Gaussian, hessian: SymmetricOperator, score: Tensor) -> Element:
+    """The gradient in the coordinates from the average Hessian of log p and the average ``grad log p``."""
     linear, factor = q.structure, factor_of(q)
     if isinstance(linear, LowRank):
-        return join(q, _low_rank_curvature(q, linear, factor, hessian), mean)
+        curvature = _low_rank_curvature(q, linear, factor, hessian)
+        return join(q, curvature, pull(q, score.unsqueeze(0)).squeeze(0))
     if q.form == "covariance":
         moment = linear.congruence(factor, hessian)
     else:  # F = P^-T is in the transposed group
         other = linear.transposed
         inverse = linear.transpose(linear.ldiv(factor, linear.identity_like(factor)))
         moment = other.transpose(other.congruence(inverse, hessian))
-    return join(q, add(moment, linear.dual(linear.identity_like(factor))), mean)
+    return join(q, add(moment, linear.dual(linear.identity_like(factor))), pull(q, score.unsqueeze(0)).squeeze(0))
 
 
 def _low_rank_curvature(q: Gaussian, linear: LowRank, factor: Element, hessian: SymmetricOperator) -> Element:

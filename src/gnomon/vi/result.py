@@ -33,6 +33,7 @@ class Counts(NamedTuple):
     skipped_steps: int
     overflows: int
     returns: int
+    other_modes: int
 
 
 class Fit:

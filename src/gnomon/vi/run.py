@@ -15,7 +15,7 @@ from .progress import Report
 from .psis import pareto_smooth
 from .result import Counts, Evaluation, Fit
 from .sampling import standard_draws
-from .schedule import WINDOW, Schedule, mean_and_error
+from .schedule import WINDOW, History, Schedule, mean_and_error
 from .settings import Settings
 from .start import Beginning
 from .steps import NaturalSteps
@@ -43,40 +43,58 @@ class Run:
         self._clock = time.perf_counter()
         self.target, self.settings = target, settings
         self.generator = torch.Generator(like.device).manual_seed(seed)
-        self.q = Beginning(target, settings, like, self.generator).gaussian(structure)
-        group = self.q.structure
-        draws = settings.draws_for(group)
-        self.estimator = Estimator(target, draws, self.generator, settings.gradients == "price")
-        self.schedule = Schedule(settings.rate_for(group, draws), settings.tolerance_for(target.dim))
-        self.steps = NaturalSteps(self.q, settings.momentum)
-        self.skipped = 0
-        self._kept = self.q.frame.clone()
+        self._beginning = Beginning(target, settings, like, self.generator)
+        self.skipped = self.returns = self.overflows = 0
+        self._begin(self._beginning.gaussian(structure))
+
+    def _begin(self, q: Gaussian) -> None:
+        group = q.structure
+        draws = self.settings.draws_for(group)
+        self.q = q
+        self.estimator = Estimator(self.target, draws, self.generator, self.settings.gradients == "price")
+        self.schedule = Schedule(self.settings.rate_for(group, draws), self.settings.tolerance_for(q.d))
+        self.steps = NaturalSteps(q, self.settings.momentum)
+        self._kept = q.frame.clone()
 
     def fit(self, report: Report) -> Fit:
-        """All steps, and what they led to."""
+        """All steps, and what they led to; once more from another mode, if that is better."""
+        history, other_modes = History(), 0
         with report:
             converged = self._iterate(report)
+            evaluation = self._evaluate()
+            other = None if self.settings.start != "mode" else self._beginning.other_mode(self.q, evaluation.elbo)
+            if other is not None:
+                history, other_modes = self.schedule.history, 1
+                self._begin(other)
+                converged = self._iterate(report)
+                evaluation = self._evaluate()
         if not converged:
-            gap, error = self.schedule.gap()
-            warnings.warn(
-                f"the fit ended at max_steps={self.settings.max_steps} with an estimated gap of {gap:.3g} +- {error:.1g} "
-                f"nats to the best Gaussian of its structure (tolerance {self.schedule.tolerance:.3g}); raise "
-                "max_steps or draws, and look at summary()",
-                UserWarning,
-                stacklevel=4,
-            )
-        evaluation = self._evaluate()
-        counts = Counts(
-            self.target.gradient_evaluations,
-            self.target.density_evaluations,
-            self.target.nonfinite_draws,
-            self.target.violating_draws,
-            self.skipped,
-            self.steps.overflows,
-            self.schedule.returns,
-        )
+            self._warn()
         self.q.requires_grad_(False)
-        return Fit(self.q, self.target, self.schedule.history, self.schedule.gap(), converged, evaluation, counts)
+        history = history + self.schedule.history
+        return Fit(self.q, self.target, history, self.schedule.gap(), converged, evaluation, self._counts(other_modes))
+
+    def _warn(self) -> None:
+        gap, error = self.schedule.gap()
+        warnings.warn(
+            f"the fit ended at max_steps={self.settings.max_steps} with an estimated gap of {gap:.3g} +- {error:.1g} "
+            f"nats to the best Gaussian of its structure (tolerance {self.schedule.tolerance:.3g}); raise max_steps or "
+            "draws, and look at summary()",
+            UserWarning,
+            stacklevel=5,
+        )
+
+    def _counts(self, other_modes: int) -> Counts:
+        return Counts(
+            gradient_evaluations=self.target.gradient_evaluations,
+            density_evaluations=self.target.density_evaluations,
+            nonfinite_draws=self.target.nonfinite_draws,
+            violating_draws=self.target.violating_draws,
+            skipped_steps=self.skipped,
+            overflows=self.overflows,
+            returns=self.returns,
+            other_modes=other_modes,
+        )
 
     # ------------------------------------------------------------------ steps
     def _iterate(self, report: Report) -> bool:
@@ -91,7 +109,7 @@ class Run:
             missing = 0
             self._refuse_runaway(estimate)
             self._record(estimate)
-            self.steps.take(estimate.gradient, self.schedule.rate)
+            self.overflows += not self.steps.take(estimate.gradient, self.schedule.rate)
             recent = [*recent[1 - 2 * WINDOW :], estimate.log_ratios]
             report.step(self.schedule.history, recent)
             decision = self.schedule.decide()
@@ -100,6 +118,7 @@ class Run:
             if decision == "keep":
                 self._kept.copy_(self.q.frame)
             elif decision == "back":
+                self.returns += 1
                 self._go_back()
         return False
 
@@ -141,8 +160,9 @@ class Run:
     def _evaluate(self) -> Evaluation:
         """The bound, its error and k-hat from draws of the final q, which are kept for resampling."""
         q = self.q
-        n = self.settings.evaluation_draws_for(q.d)
-        z = standard_draws(n, q.d, generator=self.generator, dtype=q.dtype, device=q.device)
+        pairs = max(1, self.settings.evaluation_draws_for(q.d) // 2)
+        z = standard_draws(pairs, q.d, generator=self.generator, dtype=q.dtype, device=q.device)
+        z = torch.cat([z, -z])
         x = mean_of(q) + push(q, z)
         ratios = self.target.log_density(x) - log_prob_of_noise(q, z)
         finite = ratios.isfinite()

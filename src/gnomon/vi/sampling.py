@@ -9,30 +9,25 @@ import torch
 from torch import Tensor
 
 ORTHOGONAL_SHARE = 64
-"""Draws are made orthogonal up to this many dimensions a draw. Beyond, random directions nearly are, and it costs."""
+"""Draws are made orthogonal up to this many dimensions for each. Beyond, random directions nearly are, and it costs."""
 _TABLE = 4096
 
 
 def standard_draws(
     n: int, d: int, *, generator: torch.Generator | None = None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """``(n, d)`` draws z of N(0, I) in pairs z and -z, with orthogonal directions and stratified lengths.
+    """``(n, d)`` draws of N(0, I) with orthogonal directions and stratified lengths, each to be used with its mirror image.
 
-    Each draw has the standard normal distribution. Odd moments of the batch vanish. With ``n = 2 d`` the second
-    moment of the batch is the identity but for the lengths, whose squares are spread as evenly as they can be. So the
-    expectation of a quadratic function has nearly no variance.
+    Each draw has the standard normal distribution. With ``n = d`` the second moment of the batch is the identity but
+    for the lengths, whose squares are spread as evenly as they can be. So the expectation of a quadratic function,
+    over the draws and their mirror images, has nearly no variance.
     """
-    pairs = max(1, n // 2)
-    blocks = []
-    for first in range(0, pairs, d):
-        size = min(d, pairs - first)
-        blocks.append(torch.randn(size, d, generator=generator, dtype=dtype, device=device))
-    if d <= ORTHOGONAL_SHARE * pairs and d > 1:
-        blocks = [_orthonormal(block) for block in blocks]
-        z = torch.cat(blocks) * _radii(pairs, d, generator, blocks[0]).unsqueeze(-1)
-    else:
-        z = torch.cat(blocks)
-    return torch.cat([z, -z])
+    rows = [min(d, n - first) for first in range(0, n, d)]
+    blocks = [torch.randn(size, d, generator=generator, dtype=dtype, device=device) for size in rows]
+    if d == 1 or d > ORTHOGONAL_SHARE * n:
+        return torch.cat(blocks)
+    directions = torch.cat([_orthonormal(block) for block in blocks])
+    return directions * _radii(n, d, generator, directions).unsqueeze(-1)
 
 
 def _orthonormal(rows: Tensor) -> Tensor:

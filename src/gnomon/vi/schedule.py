@@ -40,6 +40,9 @@ class History:
     def __len__(self) -> int:
         return len(self.elbo)
 
+    def __add__(self, later: History) -> History:
+        return History(*(mine + its for mine, its in zip(vars(self).values(), vars(later).values(), strict=True)))
+
 
 class Schedule:
     """Learning rates by what the steps bring.
@@ -54,7 +57,6 @@ class Schedule:
     def __init__(self, rate: float, tolerance: float) -> None:
         self.tolerance = tolerance
         self.history = History()
-        self.returns = 0
         self._rate = rate
         self._decay_from: int | None = None
         self._best, self._best_error = -math.inf, 0.0
@@ -74,7 +76,6 @@ class Schedule:
         elbo, error = mean_and_error(self.history.elbo[-WINDOW:])
         if not elbo >= self._best - CERTAIN * math.hypot(error, self._best_error) - self.tolerance:
             self._rate, self._decay_from = RETREAT * self.rate, None
-            self.returns += 1
             return "back"
         if self._is_converged():
             return "stop"
@@ -87,17 +88,29 @@ class Schedule:
 
     def gap(self) -> tuple[float, float]:
         """The gap over the last steps, and its standard error; over the last half where the rate decays."""
-        steps = len(self.history)
-        recent = WINDOW if self._decay_from is None else max(WINDOW, (steps - self._decay_from) // 2)
-        return mean_and_error(self.history.gap[-recent:])
+        return mean_and_error(self.history.gap[-self._recent() :])
+
+    def _recent(self) -> int:
+        return WINDOW if self._decay_from is None else max(WINDOW, (len(self.history) - self._decay_from) // 2)
 
     def _is_converged(self) -> bool:
+        """Whether the gap is surely below the tolerance.
+
+        In the decaying phase it is enough that no gap can be told from zero and that the noise leaves little of one:
+        rare draws of large weight can make the error of the estimate much larger than the gap.
+        """
         gap, error = self.gap()
-        return gap + 2 * error < self.tolerance
+        if max(gap, 0.0) + 2 * error < self.tolerance:
+            return True
+        if self._decay_from is None or gap > error:
+            return False
+        noise = torch.tensor(self.history.noise[-self._recent() :]).mean()
+        return self.rate / 2 * float(noise) < self.tolerance / 4
 
     def _is_at_noise_floor(self) -> bool:
-        noise = float(torch.tensor(self.history.noise[-WINDOW:]).median())
-        return mean_and_error(self.history.gap[-WINDOW:])[0] <= self._rate / 2 * noise
+        gap, error = mean_and_error(self.history.gap[-WINDOW:])
+        noise = torch.tensor(self.history.noise[-WINDOW:]).median()
+        return gap - error <= self.rate / 2 * float(noise)
 
 
 def mean_and_error(values: list[float] | Tensor) -> tuple[float, float]:

@@ -14,8 +14,8 @@ from ..manifolds import Gaussian
 
 Start = Literal["mode", "zero"] | Tensor | Mapping[str, Any] | Gaussian
 
-FEWEST_DRAWS, MOST_DRAWS = 16, 64
-LARGE_BATCH = 2**20
+FEWEST_DRAWS, MOST_DRAWS = 24, 64
+LARGE_BATCH = 2**19
 """Draws of high dimension are fewer, so that a batch of them has no more numbers than this."""
 LARGEST_RATE = 1.0
 """Half a Newton step."""
@@ -34,6 +34,7 @@ class Settings:
     max_steps: int = 1000
     tolerance: float | None = None
     evaluation_draws: int | None = None
+    searches: int = 6
 
     def __post_init__(self) -> None:
         _require("form", self.form, self.form in ("covariance", "precision"), "'covariance' or 'precision'")
@@ -45,6 +46,7 @@ class Settings:
         _require("momentum", self.momentum, 0 <= self.momentum < 1, "at least 0 and below 1")
         _require("max_steps", self.max_steps, self.max_steps >= 1, "at least 1")
         _require("tolerance", self.tolerance, self.tolerance is None or self.tolerance > 0, "positive, in nats")
+        _require("searches", self.searches, self.searches >= 0, "at least 0")
         enough = self.evaluation_draws is None or self.evaluation_draws >= 2
         _require("evaluation_draws", self.evaluation_draws, enough, "at least 2")
 
@@ -53,7 +55,7 @@ class Settings:
         if self.draws is not None:
             return math.ceil(self.draws / 4) * 4
         wanted = min(max(4 * group.dim / group.k, FEWEST_DRAWS), MOST_DRAWS)
-        return max(8, 4 * int(min(wanted, LARGE_BATCH / group.k) / 4))
+        return max(4, 4 * int(min(wanted, LARGE_BATCH / group.k) / 4))
 
     def rate_for(self, group: Group, draws: int) -> float:
         """Half a Newton step, or less where the draws are few for what a row of the factor has to learn."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,10 +13,10 @@ from ..groups import Group, SymmetricOperator
 from ..manifolds import Gaussian
 from ..optim import LBFGS
 from ..optim.hessian import Hutchinson
-from .gradients import log_prob_of_noise, mean_of, price_gradient, push
+from .gradients import log_prob_of_noise, mean_of, price_gradient, push, squared_length
 from .sampling import standard_draws
 from .settings import Settings
-from .steps import NaturalSteps, inner_product
+from .steps import NaturalSteps, squared_norm
 from .structure import Structure, lay_out
 from .target import Target
 
@@ -28,9 +29,13 @@ DENSE_HESSIAN = 400
 DIAGONAL_SAMPLES = 8
 """Beyond, random signs estimate the Hessian's diagonal."""
 JITTER = 0.5
-"""How far, in standard deviations, the point where a structure is searched lies from the start."""
+"""How far, in each coordinate, the point where a structure is searched lies from the start."""
 COMPARED_DRAWS = 32
 """With which the bound at the mode is compared with the bound at zero."""
+SPREAD = 2.0
+"""Searches for other modes begin in the cube of this half width, as Stan's chains do."""
+BETTER = 1.0
+"""By how many nats the bound at another mode must be better for the fit to begin anew there."""
 TRIALS = 20
 """Random points that are tried where the density is not finite at zero."""
 
@@ -47,18 +52,31 @@ class Beginning:
         if isinstance(start, Gaussian):
             return self._copy(start, structure)
         x = self._point()
-        mode = find_mode(self.target, x) if start == "mode" else x
-        precision = torch.ones_like(x) if start == "zero" else self._curvature(mode)
-        layout = lay_out(structure, self.target, lambda: self._jittered(mode, precision))
+        layout = lay_out(structure, self.target, lambda: self._jittered(x))
         if layout.order is not None:
-            order = layout.order.to(x.device)
-            self.target.reorder(order)
-            x, mode, precision = x[order], mode[order], precision[order]
-            precision = precision[:, order] if precision.ndim == 2 else precision
-        at_mode = self._gaussian(layout.group, mode, precision)
+            self.target.reorder(layout.order.to(x.device))
+            x = self.target.in_fitted_order(x)
+        at_start = self._gaussian(layout.group, x, torch.ones_like(x))
+        if start == "zero":
+            return at_start
         if start != "mode":
-            return at_mode
-        return max(at_mode, self._gaussian(layout.group, x, torch.ones_like(x)), key=self._bound)
+            return self._gaussian(layout.group, x, self._curvature(x))
+        return max(self._at_mode(layout.group, x), at_start, key=self._bound)
+
+    def _at_mode(self, group: Group, x: Tensor) -> Gaussian:
+        """The curvature at the mode; where the density has none, that near the start.
+
+        In the neck of a funnel the density grows without end while the volume shrinks faster. So a search that has not
+        ended by itself must not have made the bound worse in its second half.
+        """
+        search = find_mode(self.target, x)
+        q = self._gaussian(group, search.last, self._curvature(search.last))
+        if search.ended:
+            return q
+        middle = self._gaussian(group, search.middle, self._curvature(search.middle))
+        if self._bound(middle) <= self._bound(q):
+            return q
+        return self._gaussian(group, search.first, self._curvature(search.first))
 
     def _gaussian(self, group: Group, mean: Tensor, precision: Tensor) -> Gaussian:
         """The Gaussian of this structure nearest to that of a given precision, a matrix or a diagonal."""
@@ -67,6 +85,25 @@ class Beginning:
         if precision.ndim == 2:
             fit_quadratic(q, precision)
         return q
+
+    def other_mode(self, q: Gaussian, elbo: float) -> Gaussian | None:
+        """A Gaussian at another mode, with a better bound than that of the fit; None where none was found.
+
+        The searches begin at random points. A mode among the draws of q is q's own.
+        """
+        best = None
+        for _ in range(self.settings.searches):
+            x = SPREAD * (2 * torch.rand(q.d, generator=self.generator, dtype=q.dtype, device=q.device) - 1)
+            if not bool(self.target.scores(x.unsqueeze(0)).finite):
+                continue
+            mode = find_mode(self.target, x).last
+            if squared_length(q, mode) < q.d + 6 * math.sqrt(2 * q.d):
+                continue
+            other = self._gaussian(q.structure, mode, self._curvature(mode))
+            bound = self._bound(other)
+            if bound > elbo + BETTER:
+                best, elbo = other, bound
+        return best
 
     def _point(self) -> Tensor:
         """Where the search for a mode begins, or the mean, in the order of the parameters."""
@@ -89,11 +126,14 @@ class Beginning:
         copy.frame.copy_(q.frame)
         return copy
 
-    def _jittered(self, x: Tensor, precision: Tensor) -> Tensor:
-        """A point near x: at the mode itself couplings may vanish."""
-        scale = (precision.diagonal() if precision.ndim == 2 else precision).rsqrt().clamp(max=1.0)
+    def _jittered(self, x: Tensor) -> Tensor:
+        """A point near x, because couplings may vanish at a special one."""
         noise = torch.randn(x.shape, generator=self.generator, dtype=x.dtype, device=x.device)
-        return x + JITTER * scale * noise
+        for scale in (JITTER, JITTER / 10, JITTER / 100):
+            near = x + scale * noise
+            if bool(self.target.scores(near.unsqueeze(0)).finite):
+                return near
+        return x
 
     def _curvature(self, x: Tensor) -> Tensor:
         """A positive precision at x: a matrix, or its diagonal where there are many unknowns."""
@@ -106,8 +146,9 @@ class Beginning:
         return diagonal.nan_to_num(typical).clamp(min=1e-4 * typical)
 
     def _bound(self, q: Gaussian) -> float:
-        z = standard_draws(COMPARED_DRAWS, q.d, generator=self.generator, dtype=q.dtype, device=q.device)
-        z = z[: max(4, min(COMPARED_DRAWS, 2**20 // q.d))]
+        pairs = max(2, min(COMPARED_DRAWS, 2**20 // q.d) // 2)
+        z = standard_draws(pairs, q.d, generator=self.generator, dtype=q.dtype, device=q.device)
+        z = torch.cat([z, -z])
         bound = float((self.target.log_density(mean_of(q) + push(q, z)) - log_prob_of_noise(q, z)).mean())
         return bound if math.isfinite(bound) else -math.inf
 
@@ -125,8 +166,17 @@ def finite_point(target: Target, like: Tensor, generator: torch.Generator) -> Te
     )
 
 
-def find_mode(target: Target, x: Tensor) -> Tensor:
-    """A point near a mode, by L-BFGS from x; it gives up after some iterations, as at densities without a mode."""
+class Search(NamedTuple):
+    """Iterates of a search for the mode: the first, one half way, the last; and whether it ended by itself."""
+
+    first: Tensor
+    middle: Tensor
+    last: Tensor
+    ended: bool
+
+
+def find_mode(target: Target, x: Tensor) -> Search:
+    """Maximize the density by L-BFGS from x, for some iterations at most."""
     place = nn.Parameter(x.clone())
 
     def negative() -> Tensor:
@@ -138,11 +188,16 @@ def find_mode(target: Target, x: Tensor) -> Tensor:
 
     optimizer = LBFGS([place])
     losses = [optimizer.evaluate(negative)]
-    for _ in range(MODE_ITERATIONS):
+    first = middle = place.detach().clone()
+    for iteration in range(1, MODE_ITERATIONS + 1):
         losses.append(float(optimizer.step(negative)))
-        if len(losses) > PATIENCE and losses[-1 - PATIENCE] - losses[-1] < PROGRESS:
+        if iteration == 1:
+            first = place.detach().clone()
+        if iteration == MODE_ITERATIONS // 2:
+            middle = place.detach().clone()
+        if iteration >= PATIENCE and losses[-1 - PATIENCE] - losses[-1] < PROGRESS:
             break
-    return place.detach().clone()
+    return Search(first, middle, place.detach().clone(), iteration < MODE_ITERATIONS)
 
 
 def positive_curvature(hessian: Tensor) -> Tensor:
@@ -169,6 +224,6 @@ def fit_quadratic(q: Gaussian, precision: Tensor) -> None:
     still = torch.zeros(q.d, dtype=q.dtype, device=q.device)
     for _ in range(100):
         gradient = price_gradient(q, operator, still)
-        if float(inner_product(gradient, gradient)) < 1e-8 * q.d:
+        if squared_norm(gradient) < 1e-8 * q.d:
             break
         steps.take(gradient, 2.0)

@@ -13,8 +13,8 @@ from ..manifolds import Gaussian
 
 LONGEST_FACTOR_STEP = 1.0
 """A bound on ``||2 D.eta||_2`` of the factor: no variance changes by more than a factor of e in a step."""
-LONGEST_MEAN_STEP = 1.0
-"""A bound on the root mean square, over the coordinates, of a step of the mean in standard deviations of q."""
+LONGEST_MEAN_STEP = 2.0
+"""A bound on each coordinate of the mean's step in the frame, which is in standard deviations of q."""
 
 
 class NaturalSteps:
@@ -27,11 +27,10 @@ class NaturalSteps:
     def __init__(self, q: Gaussian, momentum: float) -> None:
         self.q, self.momentum = q, momentum
         self._velocity: Element | None = None
-        self.overflows = 0
 
     @torch.no_grad()
-    def take(self, gradient: Element, rate: float) -> None:
-        """One step up the gradient with learning rate ``rate``."""
+    def take(self, gradient: Element, rate: float) -> bool:
+        """One step up the gradient with learning rate ``rate``; False where it would have overflowed."""
         q, group = self.q, self.q.group
         bounded = self._bounded(gradient, rate)
         if self._velocity is None or not self.momentum:
@@ -42,9 +41,10 @@ class NaturalSteps:
         if self.momentum:
             self._velocity = q.chart.carry(step, velocity)
         q.eta.copy_(group.pack(step))
-        if q.fold() is not None:
-            self.overflows += 1
-            self.forget()
+        if q.fold() is None:
+            return True
+        self.forget()
+        return False
 
     def forget(self) -> None:
         """Begin anew without momentum."""
@@ -54,9 +54,8 @@ class NaturalSteps:
         cut = len(self.q.structure.shapes)
         factor, mean = gradient[:cut], gradient[-1]
         factor = times(min(1.0, LONGEST_FACTOR_STEP / max(rate * factor_reach(self.q, factor), 1e-300)), factor)
-        # A step of the mean is F eta / sqrt(2).
-        length = rate * float(torch.linalg.vector_norm(mean)) / math.sqrt(2)
-        mean = mean * min(1.0, LONGEST_MEAN_STEP * math.sqrt(self.q.d) / max(length, 1e-300))
+        longest = LONGEST_MEAN_STEP * math.sqrt(2) / rate  # a step of the mean is F eta / sqrt(2)
+        mean = mean.clamp(-longest, longest)
         return (*factor, *gradient[cut:-1], mean)
 
 
@@ -68,6 +67,7 @@ def factor_reach(q: Gaussian, eta: Element) -> float:
     return 2 * float(linear.norm_estimate(linear.scale(eta)))
 
 
-def inner_product(a: Element, b: Element) -> Tensor:
-    """``<a, b>`` of two tangent vectors in orthonormal coordinates."""
-    return torch.stack([torch.vdot(x.flatten(), y.flatten()) for x, y in zip(a, b, strict=True)]).sum()
+def squared_norm(vector: Element) -> float:
+    """The squared length of a tangent vector in orthonormal coordinates."""
+    norms = torch.stack([torch.linalg.vector_norm(block) for block in vector])
+    return float(norms.square().sum())

@@ -63,6 +63,7 @@ def _about_skips(fit: Fit) -> list[str]:
         (counts.violating_draws, "draws left their constraints by rounding, and were left out"),
         (counts.nonfinite_draws, "draws had a density or gradient that is not finite, and were left out"),
         (counts.skipped_steps, "steps had no usable draw, and were skipped"),
+        (counts.other_modes, "better mode was found after the first; the posterior has several modes"),
         (counts.overflows, "steps would have overflowed, and were not taken"),
     ]
     return [f"Warning: {count} {what}." for count, what in lines if count]
