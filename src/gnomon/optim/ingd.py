@@ -114,8 +114,8 @@ class INGD(KroneckerOptimizer):
             allocates the memory of directions anew at each step. It needs less memory and more time.
         compile: whether ``torch.compile`` makes one function of each layer's move, the part of a step that comes after
             its direction, and of updates of sparse factors, after up to half a minute for each shape at first. Moves
-            then take about half of the time and updates a third. Moves in half precision and of shards, and updates of
-            other factors, are as without it.
+            then take about half of the time and updates a third. Moves in half precision, of shards and along polar
+            factors, and updates of other factors, are as without it.
         max_dim: a factor of a larger size is diagonal.
         fallback: how other parameters are trained, ``"adamw"`` or ``"sgd"``.
         fallback_lr: their learning rate, that of the layers unless given.
@@ -198,7 +198,7 @@ class INGD(KroneckerOptimizer):
             groups=groups,
             sharing=partial(strategy_for, mode=shard),
             low_memory=memory == "low",
-            direction=PolarDirections(polar),
+            direction=None if polar is False else PolarDirections(polar),
         )
 
     def factors(self, name: str) -> tuple[Tensor, Tensor]:

@@ -11,7 +11,7 @@ from torch import nn
 
 import gnomon
 from gnomon.optim import INGD, KFAC
-from gnomon.optim.kronecker.notices import SkippedSteps
+from gnomon.optim.kronecker.preconditioner import Skips
 from support.perceptron import batches, objective, perceptron, train
 from support.ranks import on_ranks
 
@@ -68,14 +68,16 @@ def test_a_gradient_that_is_no_product_of_rows_is_not_called_infinite():
 
 def test_the_count_is_not_waited_for():
     """Where the copy has not come yet the host reads what was there before."""
-    skips = SkippedSteps()
-    skips.count(torch.tensor(False))
-    late = skips._read
-    skips._read = torch.zeros(1, dtype=torch.long)
-    skips._read.copy_ = lambda *_, **__: None
-    assert said(lambda: skips.count(torch.tensor(True))) == []
-    skips._read = late
-    assert len(said(lambda: skips.count(torch.tensor(True)))) == 1
+    skips, skipped = Skips(1, 3), torch.tensor([True])
+    assert skips.count(("steps",), ~skipped) == []
+    late = skips._read["steps",]
+    skips._read["steps",] = torch.zeros(1, dtype=torch.long)
+    skips._read["steps",].copy_ = lambda *_, **__: None
+    assert skips.count(("steps",), skipped) == []
+    skips._read["steps",] = late
+    assert skips.count(("steps",), skipped) == [("steps", 2)]
+    assert skips.count(("steps",), skipped) == [("steps", 3)]
+    assert skips.count(("steps",), skipped) == []
 
 
 # ---------------------------------------------------------------------- layers that are not seen

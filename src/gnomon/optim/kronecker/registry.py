@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -11,7 +12,7 @@ from ...groups import Diagonal
 from .config import CurvatureConfig
 from .factor_rule import FactorRule
 from .layers import Matrix, find_matrices
-from .layers.base import FactoredLayer, Settings
+from .layers.base import FactoredLayer, Settings, parameter_names
 from .structures import Structure, check_structure, groups_for, unmatched
 
 WRAPPERS = ("_orig_mod.", "module.")
@@ -47,6 +48,7 @@ class LayerRegistry:
         self._by_gradient, self._average = curvature.curvature == "gradient", curvature.grouped == "average"
         self.layers: dict[nn.Parameter, FactoredLayer] = {}
         """The layers that groups have, by their weights."""
+        self._indices = itertools.count()  # an index is never given again, also if its layer is gone
         for p, name in self.names().items():
             check_parameter(name, p)
         self._matrices = self._find_matrices(apart=())
@@ -57,7 +59,7 @@ class LayerRegistry:
 
     def names(self) -> dict[nn.Parameter, str]:
         """The names of the model's parameters."""
-        return {p: name for name, p in self._model.named_parameters()}
+        return parameter_names(self._model)
 
     def all_groups(self, asked: list[Settings]) -> list[Settings]:
         """The groups that were asked for, and one for all other parameters that can be trained."""
@@ -95,14 +97,21 @@ class LayerRegistry:
         if layer.takes_indices and not isinstance(left, Diagonal):
             left = Diagonal(layer.p)
         pair = self._rule.pair((left, right), layer.weight.dtype, settings)
-        return FactoredLayer(len(self.layers), name, layer, [] if self._by_gradient else matrix.views, pair)
+        return FactoredLayer(-1, name, layer, [] if self._by_gradient else matrix.views, pair)
 
     def add(self, layers: list[FactoredLayer]) -> None:
         """Take new layers; equal pairs of forms become one object."""
         for layer in layers:
-            layer.index = len(self.layers)
+            layer.index = next(self._indices)
             layer.pair = next((other.pair for other in self.layers.values() if other.pair == layer.pair), layer.pair)
             self.layers[layer.weight] = layer
+
+    def drop(self, lost: Collection[Tensor]) -> list[FactoredLayer]:
+        """Forget and give the layers whose weights are lost."""
+        gone = [layer for w, layer in self.layers.items() if w in lost]
+        for layer in gone:
+            del self.layers[layer.weight]
+        return gone
 
     def _plain_name(self, name: str) -> str:
         """The name of a layer without those of wrappers around the model."""

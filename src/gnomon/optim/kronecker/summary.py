@@ -14,7 +14,7 @@ from torch import nn
 from ...linalg import promoted
 from .config import StepConfig
 from .factor_rule import FactorRule
-from .layers.base import FactoredLayer, Settings, alike
+from .layers.base import FactoredLayer, Settings, State, alike
 from .preconditioner import Preconditioner
 from .registry import LayerRegistry
 from .strategy import Alone
@@ -285,3 +285,9 @@ def expected_bytes(
             found += _bytes(strategy.local(layer.layer.parameters))
     others = [p for group in groups if group["role"] == "fallback" for p in group["params"]]
     return found + sum(fallback_bytes(p, config) for p in strategy.local(others))
+
+
+def stored_bytes(states: Sequence[State], strategy: Alone, rule: FactorRule) -> int:
+    """The bytes of the state that this rank stores, cached products included."""
+    stored = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return _bytes([*strategy.local(stored), *rule.cached_tensors])
