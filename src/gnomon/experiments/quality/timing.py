@@ -46,9 +46,9 @@ class Times:
 
     @property
     def _last_pace(self) -> float:
-        """The time of a step towards the end of the run."""
-        middle = len(self.steps) // 2
-        return (self.shares[-1] - self.until(self.steps[middle])) / max(self.steps[-1] - self.steps[middle], 1)
+        """The time of a step in the second half of the run."""
+        start = [0, *self.steps][len(self.steps) // 2]
+        return (self.total - self.until(start)) / (self.steps[-1] - start)
 
 
 @dataclass(frozen=True)
