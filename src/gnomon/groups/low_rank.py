@@ -259,6 +259,9 @@ class LowRank(Marginal):
         shift = D_COUPLING * dense.norm_bound((eta[2] @ eta[2].mT,)).sqrt()
         return torch.hypot(head + stretch, shift) + torch.hypot(head - stretch, shift)
 
+    def stretch(self, eta: Element) -> Tensor:
+        return self._joint.stretch(eta)
+
 
 class LowRankAffine(Marginal):
     """The mean and the factor of a Gaussian whose covariance (or precision, ``upper=False``) is low rank plus diagonal.
@@ -328,6 +331,10 @@ class LowRankAffine(Marginal):
         """As if the mean were one more coupling of the joint model."""
         linear, shift = self.linear.reach(eta[:-1]), torch.linalg.vector_norm(eta[-1], dim=-1)
         return torch.hypot(linear, 2 * D_COUPLING * shift)
+
+    def stretch(self, eta: Element) -> Tensor:
+        """As in :class:`Affine`."""
+        return torch.maximum(self.linear.stretch(eta[:-1]), D_COUPLING * eta[-1].abs().amax(-1))
 
     def energy(self, a: Element, x: Tensor) -> Tensor:
         """``(x - mean)^T Sigma^-1 (x - mean) + log det Sigma`` for vectors ``(*sample, *batch, k)``."""
