@@ -383,6 +383,20 @@ class Affine(BlockTriangular):
         factor, vector = self.split(a)
         return vector if self.upper else -self.linear.rsolve(factor, vector)
 
+    def change_of_units(self, eta: Element, order: int | None) -> Tensor:
+        """By which factors the units of the whitened mean's coordinates change in a step, in the shape of their block.
+
+        With ``L <- L E`` gradients ``L^T g`` become ``E^T L^T g``: the factors are the lengths of E's columns. In
+        precision form ``P^-1 g`` becomes ``E P^-1 g`` with the inverse E of what P is multiplied by, and they are the
+        lengths of its rows.
+        """
+        linear = self.linear
+        e = linear.exp(linear.scale(eta[: len(linear.shapes)]), order)
+        squares = tuple(block.square() for block in e)
+        ones = torch.ones_like(eta[-1].mT if self.upper else eta[-1])
+        factors = linear.apply(squares, ones, transpose=self.upper).sqrt()
+        return factors.mT if self.upper else factors
+
     @property
     def transposed(self) -> Group:
         return Affine(self.linear.transposed, not self.upper)

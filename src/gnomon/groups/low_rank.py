@@ -312,6 +312,10 @@ class LowRankAffine(Marginal):
         self.linear.advance(a[:-1], eta[:-1], order, sign)
         eta[-1].copy_(a[-1] + self._shift(a[:-1], sign * D_COUPLING * eta[-1]))
 
+    def change_of_units(self, eta: Element, order: int | None) -> Tensor:
+        """As in :class:`Affine`, for the noise alone: loadings mix the coordinates, but hardly change their scale."""
+        return Diagonal(self.linear.k).exp((D_DIAGONAL * eta[1],), order)[0]
+
     def pull_back_shift(self, factor: Element, gradient: Tensor) -> Tensor:
         """The gradient in the mean's coordinates, but for their scale, from that in the mean."""
         return self.linear.rmatvec(factor, gradient) if self.upper else -self.linear.solve(factor, gradient)

@@ -13,10 +13,10 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..frames import Chart
-from ..groups import Group
+from ..groups import Affine, Group, LowRankAffine
 from ..linalg import align, full_precision
 from ..manifolds import Point, all_finite, point_of
-from .state import carried_vectors, forget_line_search, scales_elementwise, shortened_vectors
+from .state import carried_vectors, forget_line_search, scales_elementwise, shortened_vectors, squared_vectors
 
 Transport = Literal["auto", "corrected", "none"]
 MaxStep = float | Literal["auto"] | None
@@ -47,7 +47,8 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: MaxSt
             diagonal, Toeplitz and Kronecker structures), by the chain rule for the mean of a Gaussian, and by the
             bracket correction on asymmetric structures (triangular, arrow, Heisenberg), unless the optimizer
             scales each coordinate by its own history: Adam's second moments do not turn with the frame, and its
-            first moments then had better not turn without them. ``"corrected"``: the correction for Gaussians
+            first moments then had better not turn without them. Both moments of a Gaussian's mean are carried to
+            the new units, which are standard deviations. ``"corrected"``: the correction for Gaussians
             and for Adam too. ``"none"``: always unchanged.
         max_step: a trust radius. A step changes no direction of tau by more than a factor ``e^max_step``, and for a
             Gaussian moves no coordinate of the whitened mean by more than ``max_step`` standard deviations. (This is
@@ -266,7 +267,8 @@ class _MovingFrame(Optimizer):
         for parameter, point, carries, by_bracket in followers:
             if parameter.grad is None and point.is_folded():
                 continue
-            if by_bracket and self._transport == "auto" and scales_elementwise(self, parameter):
+            elementwise = self._transport == "auto" and scales_elementwise(self, parameter)
+            if elementwise:
                 carries = by_bracket = False
             if self._max_step is not None:
                 self._bound(parameter, point.group, by_bracket)
@@ -274,6 +276,8 @@ class _MovingFrame(Optimizer):
                 self._bound_for_bracket(parameter, point.group)
             if carries:
                 self._carry(parameter, point.chart)
+            elif elementwise and isinstance(point.group, (Affine, LowRankAffine)):
+                self._rescale_mean(parameter, point.group, point.chart.order)
             moved = point.fold()
             if moved is not None:
                 for vector in shortened_vectors(self, parameter):
@@ -327,6 +331,18 @@ class _MovingFrame(Optimizer):
         carried = group.pack(chart.carry(step, group.unpack(stacked), self._corrected))
         for vector, new in zip(vectors, carried, strict=True):
             vector.copy_(new)
+
+    @torch.no_grad()
+    def _rescale_mean(self, parameter: Tensor, group: Affine | LowRankAffine, order: int | None) -> None:
+        """The moments of a Gaussian's mean, first and second, in the units of the new frame.
+
+        The whitened mean's gradients shrink and grow with the standard deviations. Second moments that kept the old
+        units would let steps vanish where a covariance becomes small.
+        """
+        factors = group.change_of_units(group.unpack(parameter), order)
+        for vectors, scale in ((carried_vectors, factors), (squared_vectors, factors.square())):
+            for vector in vectors(self, parameter):
+                group.unpack(vector)[-1].mul_(scale)
 
     # ------------------------------------------------------------------ copies and pickles
     def add_param_group(self, param_group: dict[str, Any]) -> None:
