@@ -70,6 +70,7 @@ class Group(Blocks, ABC):
     ``transposed``, ``transpose``        itself, as a symmetric structure is; ``to_dense``, ``from_dense``
     ``congruence``, ``products``         ``to_dense``, ``restrict``; k products
     ``norm_bound``, ``reach``            ``apply`` to magnitudes; the generators must have no negative entry
+    ``stretch``                          ``reach`` and ``length``, whichever is less; often far above the norm
     ``squared``, ``times_square``        the element itself; two calls of ``apply``
     ===================================  ========================================================================
     """
@@ -277,6 +278,15 @@ class Group(Blocks, ABC):
     def reach(self, eta: Element) -> Tensor:
         """A bound on ``||2 D.eta||_2``: a step changes no direction of tau by more than e to this power."""
         return 2 * self.norm_bound(self.scale(eta))
+
+    def stretch(self, eta: Element) -> Tensor:
+        """``||D.eta + (D.eta)^T||_2`` or a bound on it: a step changes no direction of tau by more than e to this power.
+
+        It is the step's length in Thompson's metric, and at most the geodesic length, which is the Frobenius norm of
+        the same matrix. Unlike that it does not grow with the number of coordinates.
+        """
+        reach = self.reach(eta)
+        return torch.minimum(reach, self.length(eta).to(reach.dtype))
 
     def exp(self, n: Element, order: int | None = None) -> Element:
         """``Exp(N)``, or its truncation after the linear (1) or quadratic (2) term.

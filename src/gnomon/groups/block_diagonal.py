@@ -118,9 +118,16 @@ class BlockDiagonal(Group):
     def squared_norm(self, a: Element) -> Tensor:
         return self._total(Dense.squared_norm, a)
 
+    def _greatest(self, quantity: Callable[[Dense, Element], Tensor], a: Element) -> Tensor:
+        """A quantity of each block, the greatest of them."""
+        stacked = quantity(self._stack, (a[0],)).amax(-1)
+        return torch.maximum(stacked, quantity(self._last, (a[1],))) if self._last else stacked
+
     def norm_estimate(self, n: Element) -> Tensor:
-        stacked = self._stack.norm_estimate((n[0],)).amax(-1)
-        return torch.maximum(stacked, self._last.norm_estimate((n[1],))) if self._last else stacked
+        return self._greatest(Dense.norm_estimate, n)
+
+    def stretch(self, eta: Element) -> Tensor:
+        return self._greatest(Dense.stretch, eta)
 
     def metric_dual(self, covector: Element) -> Element:
         return self._each(Dense.metric_dual, covector)

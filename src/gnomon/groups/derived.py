@@ -58,6 +58,7 @@ DERIVED_FROM: dict[str, tuple[str, ...]] = {
     "norm_bound": ("apply",),
     "norm_estimate": ("apply",),
     "reach": ("norm_bound", "scale"),
+    "stretch": ("reach", "length"),
     "exp": ("mul", "identity_like", "norm_bound"),
     "move": ("mul", "exp"),
     "retract": ("scale", "move"),

@@ -141,6 +141,10 @@ class Kronecker(Group):
         left, right = self._open(n)
         return self.left.norm_estimate(left) + self.right.norm_estimate(right)
 
+    def stretch(self, eta: Element) -> Tensor:
+        left, right = self._open(eta)
+        return self.left.stretch(left) / math.sqrt(self.right.k) + self.right.stretch(right) / math.sqrt(self.left.k)
+
     def bracket(self, n: Element, m: Element) -> Element:
         return self._each(lambda g, n, m: g.bracket(n, m), n, m)
 

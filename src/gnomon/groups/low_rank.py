@@ -259,6 +259,9 @@ class LowRank(Marginal):
         shift = D_COUPLING * dense.norm_bound((eta[2] @ eta[2].mT,)).sqrt()
         return torch.hypot(head + stretch, shift) + torch.hypot(head - stretch, shift)
 
+    def stretch(self, eta: Element) -> Tensor:
+        return self._joint.stretch(eta)
+
 
 class LowRankAffine(Marginal):
     """The mean and the factor of a Gaussian whose covariance (or precision, ``upper=False``) is low rank plus diagonal.
@@ -309,6 +312,10 @@ class LowRankAffine(Marginal):
         self.linear.advance(a[:-1], eta[:-1], order, sign)
         eta[-1].copy_(a[-1] + self._shift(a[:-1], sign * D_COUPLING * eta[-1]))
 
+    def change_of_units(self, eta: Element, order: int | None) -> Tensor:
+        """As in :class:`Affine`, for the noise alone: loadings mix the coordinates, but hardly change their scale."""
+        return Diagonal(self.linear.k).exp((D_DIAGONAL * eta[1],), order)[0]
+
     def pull_back_shift(self, factor: Element, gradient: Tensor) -> Tensor:
         """The gradient in the mean's coordinates, but for their scale, from that in the mean."""
         return self.linear.rmatvec(factor, gradient) if self.upper else -self.linear.solve(factor, gradient)
@@ -328,6 +335,10 @@ class LowRankAffine(Marginal):
         """As if the mean were one more coupling of the joint model."""
         linear, shift = self.linear.reach(eta[:-1]), torch.linalg.vector_norm(eta[-1], dim=-1)
         return torch.hypot(linear, 2 * D_COUPLING * shift)
+
+    def stretch(self, eta: Element) -> Tensor:
+        """As in :class:`Affine`."""
+        return torch.maximum(self.linear.stretch(eta[:-1]), D_COUPLING * eta[-1].abs().amax(-1))
 
     def energy(self, a: Element, x: Tensor) -> Tensor:
         """``(x - mean)^T Sigma^-1 (x - mean) + log det Sigma`` for vectors ``(*sample, *batch, k)``."""

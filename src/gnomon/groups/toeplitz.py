@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from torch import Tensor
 
 from ..linalg import widen
 from .base import Element, Group, positive_size
+
+_SAMPLES = 8
+"""Points at which a symbol is evaluated, for each of its terms: it is at most ``1 / cos(pi / 8)`` larger elsewhere."""
 
 
 def _fft_product(x: Tensor, y: Tensor, correlate: bool = False) -> Tensor:
@@ -111,6 +115,11 @@ class Toeplitz(Group):
     def norm_estimate(self, n: Element) -> Tensor:
         """The largest magnitude of the symbol ``sum_j n_j exp(i j w)``, which bounds the norm from above."""
         return torch.fft.rfft(widen(n[0]), _fast_length(4 * self.k)).abs().amax(-1).to(n[0].dtype)
+
+    def stretch(self, eta: Element) -> Tensor:
+        """From above, by twice the real part of the symbol at so many points that it is little larger between them."""
+        symbol = torch.fft.rfft(widen(self.scale(eta)[0]), _fast_length(_SAMPLES * self.k))
+        return (2 / math.cos(math.pi / _SAMPLES) * symbol.real.abs().amax(-1)).to(eta[0].dtype)
 
     @property
     def transposed(self) -> Group:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp
 
-from ..groups import Group, SymmetricOperator
+from ..groups import Affine, Element, Group, SymmetricOperator
 from ..groups.base import ORDERS
 from .elements import dense_algebra, near_identity, pair, pieces, random_algebra, random_blocks, random_coordinates
 from .memory import check_arguments_are_kept
@@ -176,9 +176,19 @@ def check_norms(group: Group, device: Device = "cpu") -> None:
                 within = low * true <= float(found) <= high * true
                 ratio = f"{member} is {float(found) / true if true else math.inf:.2f} times the spectral norm"
                 require(group, member, within, f"{ratio}, not between {low:.2g} and {high:.2g}")
+        check_stretch(group, eta)
     single = tuple(block.float() for block in eta)
     wide = group.length(single).dtype == torch.float64
     require(group, "length", wide, f"length of float32 coordinates is in {group.length(single).dtype}, not in float64")
+
+
+def check_stretch(group: Group, eta: Element) -> None:
+    """``stretch`` is at least ``||N + N^T||_2``, but for the mean of a Gaussian, and not far above it."""
+    N = sum(dense_algebra(group, group.scale(piece)) for piece in pieces(group, eta))
+    true, found = float(torch.linalg.matrix_norm(N + N.mT, 2)), float(group.stretch(eta))
+    low = group.k**-0.5 if isinstance(group, Affine) else 1 - 1e-9  # a largest coordinate for a length
+    ratio = f"stretch is {found / true if true else math.inf:.2f} times the spectral norm of N + N^T"
+    require(group, "stretch", low * true <= found <= 2 * group.k * true, f"{ratio}, not between {low:.2g} and 2 k")
 
 
 # ---------------------------------------------------------------------- exponentials

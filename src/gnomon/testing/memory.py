@@ -37,6 +37,7 @@ OPERATIONS: dict[str, Operation] = {
     "norm_bound": lambda group, a, n, x: (group.norm_bound(n),),
     "norm_estimate": lambda group, a, n, x: (group.norm_estimate(n),),
     "reach": lambda group, a, n, x: (group.reach(n),),
+    "stretch": lambda group, a, n, x: (group.stretch(n),),
     "exp": lambda group, a, n, x: group.exp(n, 1) + group.exp(n, 2) + group.exp(n),
     "move": lambda group, a, n, x: group.move(a, n, 2) + group.move(a, n, 2, left=True),
     "retract": lambda group, a, n, x: group.retract(a, n, 2),

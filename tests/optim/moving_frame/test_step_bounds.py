@@ -53,9 +53,9 @@ def test_no_learning_rate_spoils_a_gaussian(form, lr):
 @pytest.mark.parametrize("transport", ["auto", "corrected", "none"])
 @pytest.mark.parametrize("group", [g.Triangular(6), g.Heisenberg(6, 1, 1)], ids=repr)
 def test_corrected_transport_comes_with_a_bound(group, transport):
-    """With the correction no direction of tau changes by more than a factor e (and a little, at order 2)."""
+    """With the correction no direction of tau changes by more than a factor e, also without ``max_step``."""
     point = gnomon.SPD(group, order=None, dtype=torch.float64)
-    optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=100.0), transport=transport)
+    optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=100.0), transport=transport, max_step=None)
     (random_spd(6, generator=generator()) * point.matrix()).sum().backward()
     optimizer.step()
     change = torch.linalg.eigvalsh(point.matrix().detach()).log().abs().max().item()
@@ -77,7 +77,8 @@ def test_kronecker_steps_respect_the_radius():
     optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=100.0), max_step=1.0)
     point.logdet().backward()  # the common scale, which both factors move
     optimizer.step()
-    assert point.distance(torch.eye(6, dtype=torch.float64)).item() <= 1 + 1e-9
+    change = torch.linalg.eigvalsh(point.matrix().detach()).log()
+    torch.testing.assert_close(change, torch.full((6,), -1.0, dtype=torch.float64), rtol=0.3, atol=0.0)
 
 
 def test_a_cut_step_takes_its_momentum_along_and_spares_the_rest_of_the_batch():
@@ -88,7 +89,9 @@ def test_a_cut_step_takes_its_momentum_along_and_spares_the_rest_of_the_batch():
     grad = point.eta.grad.clone()
     optimizer.step()
     buffer = optimizer.state[point.eta]["momentum_buffer"]
-    torch.testing.assert_close(buffer[0].norm(), torch.tensor(0.5, dtype=torch.float64))
+    torch.testing.assert_close(
+        torch.linalg.matrix_norm(buffer[0], 2), torch.tensor(0.5, dtype=torch.float64), rtol=0.1, atol=0.0
+    )
     torch.testing.assert_close(buffer[1], grad[1])
 
 
@@ -109,4 +112,5 @@ def test_installing_again_changes_the_settings():
     optimizer = gnomon.moving_frame(gnomon.moving_frame(optim.SGD(point.parameters(), lr=10.0)), max_step=0.5)
     point.logdet().backward()
     optimizer.step()
-    assert point.distance(torch.eye(3, dtype=torch.float64)).item() == pytest.approx(0.5, rel=0.02)
+    change = torch.linalg.eigvalsh(point.matrix().detach()).log()
+    torch.testing.assert_close(change, torch.full((3,), -0.5, dtype=torch.float64), rtol=0.1, atol=0.0)
