@@ -1,5 +1,6 @@
 """Objectives with data generators and known optima, and :func:`solve`, which minimizes them."""
 
+from . import posteriors
 from .base import Matrix, Problem, SPDProblem
 from .dictionary import Dictionary, DictionaryLearning
 from .graphical import GraphicalModel
@@ -27,6 +28,7 @@ __all__ = [
     "SPDProblem",
     "Solution",
     "TraceRegression",
+    "posteriors",
     "random_spd",
     "solve",
 ]
