@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from ..frames import Chart
-from ..groups import Affine, Element, Group, LowRank, LowRankAffine
+from ..groups import Affine, Element, Group, LowRank, LowRankAffine, StructureLike
 from ..groups.low_rank import Energy
 from ..linalg import widen
 from .init import Init, as_batch_shape, as_group, as_values, initial_element
@@ -24,7 +24,8 @@ class Gaussian(Point):
     """N(mu, Sigma) with a structured factor, in the coordinates of Eq. gnormal_coord2.
 
     Args:
-        structure: a dimension ``d`` (full covariance) or the group of the factor.
+        structure: a dimension ``d`` (full covariance) or the group of the factor; with ``loc`` or ``init`` also a name
+            such as ``"lowrank:3"``.
         form: ``"covariance"`` keeps ``Sigma = L L^T`` and mu in the frame ``[[L, mu], [0, 1]]``;
             ``"precision"`` keeps ``Sigma^-1 = P P^T`` and ``c = -P^T mu`` in ``[[P, 0], [c^T, 1]]``, in which
             the log-density needs no inverse.
@@ -40,7 +41,7 @@ class Gaussian(Point):
 
     def __init__(
         self,
-        structure: Group | int,
+        structure: StructureLike,
         *,
         form: Literal["covariance", "precision"] = "covariance",
         loc: Tensor | None = None,
@@ -53,7 +54,7 @@ class Gaussian(Point):
     ) -> None:
         if form not in ("covariance", "precision"):
             raise ValueError(f"form must be 'covariance' or 'precision', got {form!r}")
-        linear = as_group("structure", structure)
+        linear = as_group("structure", structure, init, loc)
         upper = form == "covariance"
         affine: Affine | LowRankAffine
         if isinstance(linear, LowRank):

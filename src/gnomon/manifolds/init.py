@@ -2,30 +2,25 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..frames import Chart, Form
-from ..groups import Dense, Element, Group, Marginal
+from ..groups import Dense, Element, Group, Marginal, StructureLike, as_structure
 
 Init = float | Tensor | None
 
 _TOLERANCE = 1e-6  # relative to the diagonal; float32 data on a submanifold pass, others do not
 
 
-def as_group(name: str, structure: Group | int) -> Group:
-    """A size means the full manifold."""
-    if isinstance(structure, Group):
-        return structure
-    try:
-        return Dense(operator.index(structure))
-    except TypeError:
-        raise TypeError(
-            f"{name} must be a size or a group such as gnomon.groups.Arrow(100), got {structure!r}"
-        ) from None
+def as_group(name: str, structure: StructureLike, *sized: object) -> Group:
+    """A size means the full manifold; names and functions of the size take it from what else is given."""
+    if isinstance(structure, Group) or not (isinstance(structure, str) or callable(structure)):
+        return as_structure(structure, name=name)
+    shapes = (getattr(value, "shape", ()) for value in sized)
+    return as_structure(structure, next((shape[-1] for shape in shapes if len(shape)), None), name)
 
 
 def as_batch_shape(batch_shape: Sequence[int] | int) -> torch.Size:
