@@ -132,7 +132,7 @@ BAD = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
         ),
         (lambda: gnomon.SPD(2).distance(BAD), "b is not positive definite"),
         (lambda: gnomon.SPD(2).distance(torch.eye(3)), r"different sizes: a is \(2, 2\), b is \(3, 3\)"),
-        (lambda: gnomon.SPD(2, init="x"), "init must be a number or a tensor, got 'x'"),
+        (lambda: gnomon.SPD(2, init="x"), "init must be a number, or a tensor or an array of numbers, got 'x'"),
         (lambda: gnomon.SPD(2, init=1j), "init must be real"),
         (lambda: gnomon.SPD(2, batch_shape=(-1,)), r"no negative size, got \(-1,\)"),
         (lambda: gnomon.SPD(2, batch_shape="ab"), "batch_shape must be a sequence of sizes, got 'ab'"),

@@ -13,7 +13,7 @@ from torch.distributions import MultivariateNormal
 from ..frames import Chart
 from ..groups import Affine, Element, Group, LowRank, LowRankAffine, StructureLike
 from ..groups.low_rank import Energy
-from ..linalg import widen
+from ..linalg import as_tensor, widen
 from .init import Init, as_batch_shape, as_group, as_values, initial_element
 from .point import AtOrigin, Point
 
@@ -125,13 +125,15 @@ class Gaussian(Point):
         """``log det Sigma``, of the batch shape."""
         return self._logdet()
 
-    def _check_vectors(self, x: Tensor) -> None:
+    def _vectors(self, x: Tensor) -> Tensor:
+        x = as_tensor("x", x, self.frame)
         if x.ndim == 0 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {tuple(x.shape)}, but this Gaussian has vectors of length {self.d}")
+        return x
 
     def _standardize(self, x: Tensor) -> Tensor:
         """``z`` with ``(x - mu)^T Sigma^-1 (x - mu) = |z|^2``."""
-        self._check_vectors(x)
+        x = self._vectors(x)
         linear, factor, vector = self._parts()
         if self.form == "covariance":
             return linear.solve(factor, x - vector)
@@ -139,7 +141,7 @@ class Gaussian(Point):
 
     def log_prob(self, x: Tensor) -> Tensor:
         """The log-density at ``x`` of shape ``(*sample, *batch_shape, d)``."""
-        self._check_vectors(x)
+        x = self._vectors(x)
         if isinstance(self.group, LowRankAffine):
             energy = self._low_rank_energy(self.group, x)
         else:

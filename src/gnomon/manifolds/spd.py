@@ -10,7 +10,7 @@ from torch import Tensor
 from .. import riemannian
 from ..frames import Chart, Form
 from ..groups import Dense, Element, StructureLike
-from ..linalg import full_precision, widen
+from ..linalg import as_tensor, full_precision, widen
 from .init import Init, as_batch_shape, as_group, initial_element
 from .point import AtOrigin, Point
 
@@ -97,7 +97,7 @@ class SPD(Point):
 
     def _act(self, x: Tensor, *tables: dict[Form, str]) -> Tensor:
         """The operations that the tables name for this form, one after the other."""
-        element = self.element()
+        x, element = as_tensor("x", x, self.frame), self.element()
         for table in tables:
             x = getattr(self.group, table[self.chart.form])(element, x)
         return x
