@@ -31,8 +31,8 @@ __all__ = [
 if TYPE_CHECKING:
     from . import baselines, problems, testing
 
-ON_DEMAND = ("baselines", "mixture", "problems", "testing")
-"""Modules that are imported when they are asked for, so that ``import gnomon`` is quick; mixture needs scikit-learn."""
+ON_DEMAND = ("baselines", "covariance", "mixture", "problems", "testing")
+"""Modules that are imported when they are asked for, so that ``import gnomon`` is quick; covariance and mixture need scikit-learn."""
 
 
 def __getattr__(name: str) -> ModuleType:

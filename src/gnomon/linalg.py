@@ -37,6 +37,30 @@ def widen(x: Tensor) -> Tensor:
     return x.float() if x.dtype in HALF else x
 
 
+def as_tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
+    """A tensor as it is; numbers, lists, arrays of any stride and type, and data frames as a tensor on the CPU.
+
+    With ``like``, what is not a tensor gets its type and device.
+    """
+    if isinstance(value, Tensor):
+        return value
+    try:
+        if hasattr(value, "__array__"):
+            import numpy as np  # where there is an array, there is NumPy
+
+            array = np.asarray(value)
+            known = array.dtype.kind == "c" or (array.dtype.kind in "bif" and array.dtype.itemsize <= 8)
+            native = array.dtype.newbyteorder("=") if known else np.dtype(np.float64)
+            value = np.array(
+                array, dtype=native, order="C"
+            )  # a copy: torch has no negative strides, nor read-only memory
+        values = torch.as_tensor(value, device="cpu")
+    except (TypeError, ValueError, RuntimeError):
+        shown = f"a {type(value).__name__}" if hasattr(value, "__array__") else repr(value)
+        raise TypeError(f"{name} must be a number, or a tensor or an array of numbers, got {shown}") from None
+    return values if like is None else values.to(like)
+
+
 def align(values: Tensor, block: Tensor) -> Tensor:
     """Values of the batch shape, with dimensions of size one appended so that they multiply a block."""
     return values.reshape(values.shape + (1,) * (block.ndim - values.ndim))

@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 
 from ..frames import Chart
-from ..groups import Affine, Element, Group, LowRank, LowRankAffine
+from ..groups import Affine, Element, Group, LowRank, LowRankAffine, StructureLike
 from ..groups.low_rank import Energy
-from ..linalg import widen
+from ..linalg import as_tensor, widen
 from .init import Init, as_batch_shape, as_group, as_values, initial_element
 from .point import AtOrigin, Point
 
@@ -24,7 +24,8 @@ class Gaussian(Point):
     """N(mu, Sigma) with a structured factor, in the coordinates of Eq. gnormal_coord2.
 
     Args:
-        structure: a dimension ``d`` (full covariance) or the group of the factor.
+        structure: a dimension ``d`` (full covariance) or the group of the factor; with ``loc`` or ``init`` also a name
+            such as ``"lowrank:3"``.
         form: ``"covariance"`` keeps ``Sigma = L L^T`` and mu in the frame ``[[L, mu], [0, 1]]``;
             ``"precision"`` keeps ``Sigma^-1 = P P^T`` and ``c = -P^T mu`` in ``[[P, 0], [c^T, 1]]``, in which
             the log-density needs no inverse.
@@ -40,7 +41,7 @@ class Gaussian(Point):
 
     def __init__(
         self,
-        structure: Group | int,
+        structure: StructureLike,
         *,
         form: Literal["covariance", "precision"] = "covariance",
         loc: Tensor | None = None,
@@ -53,7 +54,7 @@ class Gaussian(Point):
     ) -> None:
         if form not in ("covariance", "precision"):
             raise ValueError(f"form must be 'covariance' or 'precision', got {form!r}")
-        linear = as_group("structure", structure)
+        linear = as_group("structure", structure, init, loc)
         upper = form == "covariance"
         affine: Affine | LowRankAffine
         if isinstance(linear, LowRank):
@@ -124,13 +125,15 @@ class Gaussian(Point):
         """``log det Sigma``, of the batch shape."""
         return self._logdet()
 
-    def _check_vectors(self, x: Tensor) -> None:
+    def _vectors(self, x: Tensor) -> Tensor:
+        x = as_tensor("x", x, self.frame)
         if x.ndim == 0 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {tuple(x.shape)}, but this Gaussian has vectors of length {self.d}")
+        return x
 
     def _standardize(self, x: Tensor) -> Tensor:
         """``z`` with ``(x - mu)^T Sigma^-1 (x - mu) = |z|^2``."""
-        self._check_vectors(x)
+        x = self._vectors(x)
         linear, factor, vector = self._parts()
         if self.form == "covariance":
             return linear.solve(factor, x - vector)
@@ -138,7 +141,7 @@ class Gaussian(Point):
 
     def log_prob(self, x: Tensor) -> Tensor:
         """The log-density at ``x`` of shape ``(*sample, *batch_shape, d)``."""
-        self._check_vectors(x)
+        x = self._vectors(x)
         if isinstance(self.group, LowRankAffine):
             energy = self._low_rank_energy(self.group, x)
         else:

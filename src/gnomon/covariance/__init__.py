@@ -1,0 +1,14 @@
+"""Covariance estimators with structure, as scikit-learn estimators."""
+
+try:
+    import scipy  # noqa: F401
+    import sklearn  # noqa: F401
+except ModuleNotFoundError as error:  # the library itself needs torch alone
+    raise ImportError(
+        f"{error.name} is not installed: gnomon.covariance needs the 'mixture' extra; pip install 'gnomon[mixture]'"
+    ) from error
+
+from .factor_analysis import FactorAnalysis
+from .structured import StructuredCovariance
+
+__all__ = ["FactorAnalysis", "StructuredCovariance"]
