@@ -160,7 +160,10 @@ def test_points_in_the_model(kind):
     assert "metric.eta (of SPD)" in message
     assert re.search(r"gnomon\.optim\.moving_frame\(torch\.optim\.SGD\(point\.parameters", message)
     # As it says.
-    optimizer = kind(model.map)
+    with pytest.warns(UserWarning, match="points on manifolds"):
+        optimizer = kind(model)
+    assert all(p is not model.metric.eta for group in optimizer.param_groups for p in group["params"])
+    assert {row.name: row.treatment for row in optimizer.summary().rows}["metric.eta"] == "left to moving_frame"
     framed = gnomon.optim.moving_frame(torch.optim.SGD(model.metric.parameters(), lr=0.1))
     losses = []
     for _ in range(30):
@@ -169,8 +172,19 @@ def test_points_in_the_model(kind):
         loss = (model(batches(1)[0]) - 1).square().mean()
         loss.backward()
         optimizer.step()
+        assert not model.metric.eta.any()
         framed.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
+    with pytest.raises(ValueError, match=r"params holds metric\.eta, coordinates of a point of SPD"):
+        optimizer.add_param_group({"params": [model.metric.eta]})
     model.metric.requires_grad_(False)
     assert said(lambda: kind(model)) == []
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: gnomon.SPD(4), lambda: gnomon.Gaussian(3), lambda: gnomon.SPD(4, batch_shape=(6,))]
+)
+def test_nothing_but_points(make):
+    with pytest.raises(ValueError, match=r"nothing but points on manifolds to train; give points to gnomon\.optim"):
+        INGD(make())

@@ -3,24 +3,44 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch.distributed as dist
 from torch import nn
 
 from ...manifolds import point_of
 
+LARGE_PART, MANY_NUMBERS = 1 / 3, 10_000
+"""The share of a model's trained numbers that may have no factors, and their number, before a warning."""
 
-def warn_of_points(model: nn.Module) -> None:
+
+def warn_of_model(names: Mapping[nn.Parameter, str], others: Iterable[nn.Parameter], trained: int) -> None:
+    """Warn of what an optimizer does not train in its own way: ``others`` are the parameters without factors among
+    ``trained`` numbers.
+    """
+    warn_of_points(names)
+    largest = sorted(others, key=lambda p: -p.numel())
+    missing = sum(p.numel() for p in largest)
+    if missing > LARGE_PART * trained and missing > MANY_NUMBERS:
+        found = ", ".join(f"{names[p]} {tuple(p.shape)}" for p in largest[:3] if p in names)
+        warnings.warn(
+            f"{missing / trained:.0%} of the trained numbers have no factors and follow the fallback, the largest in "
+            f"{found}. Recurrent layers and bare matrices have factors with relative=True or curvature='gradient'; "
+            "flat parameters of FullyShardedDataParallel need fully_shard() in its place. For others give fallback_lr "
+            "the rate that AdamW would have",
+            stacklevel=5,
+        )
+
+
+def warn_of_points(names: Mapping[nn.Parameter, str]) -> None:
     """Warn where a model holds points on manifolds, which need steps of their own."""
-    found = {name: point for name, p in model.named_parameters() if (point := point_of(p)) and p.requires_grad}
+    found = {name: point for p, name in names.items() if (point := point_of(p)) and p.requires_grad}
     if found:
         kinds = ", ".join(f"{name} (of {type(point).__name__})" for name, point in found.items())
         warnings.warn(
-            f"the model has coordinates of points on manifolds: {kinds}; this optimizer moves them as any other "
-            "parameter, in a frame that stays. For Riemannian steps give it the part of the model without the points, "
-            "and them to gnomon.optim.moving_frame(torch.optim.SGD(point.parameters(), lr=...))",
-            stacklevel=4,
+            f"the model has coordinates of points on manifolds: {kinds}; this optimizer leaves them out. Train them "
+            "beside it with gnomon.optim.moving_frame(torch.optim.SGD(point.parameters(), lr=...)), or freeze them",
+            stacklevel=6,
         )
 
 

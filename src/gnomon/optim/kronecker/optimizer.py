@@ -18,15 +18,16 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...linalg import full_precision, peaks
+from ...manifolds import point_of
 from ..torch_internals import own_attributes
 from .config import CurvatureConfig, StepConfig
 from .curvature import Collector
 from .factor_rule import DirectionRule, FactorRule
 from .layers.base import FactoredLayer, Move, Settings, States, parameter_names
 from .notices import (
+    warn_of_model,
     warn_of_modules_not_called,
     warn_of_other_ranks,
-    warn_of_points,
     warn_of_replaced_parts,
     warn_of_skipped_steps,
 )
@@ -136,7 +137,7 @@ def check_gradients(names: dict[nn.Parameter, str], groups: list[Settings]) -> N
     for p, name in names.items():
         if p.grad is not None and p.grad.is_sparse:
             raise RuntimeError(f"the gradient of {name} is sparse; build its embedding with sparse=False")
-        if p.grad is not None and p.requires_grad and id(p) not in known:
+        if p.grad is not None and p.requires_grad and id(p) not in known and point_of(p) is None:
             raise RuntimeError(
                 f"{name} has a gradient but is in no group, because it was frozen, or not a part of the model yet, "
                 "when this optimizer was built; add it with add_param_group({'params': [...]})"
@@ -227,7 +228,7 @@ class KroneckerOptimizer(Optimizer):
         asked = [checked_group(group) for group in groups]
         super().__init__(self._registry.all_groups(asked), {**settings, "role": "layer"})
         self._registry.check_patterns()
-        warn_of_points(model)
+        warn_of_model(*self._registry.without_factors(self.param_groups))
         # The collaborators hold the state itself, which is the same object for the life of the optimizer.
         self._preconditioner = Preconditioner(rule, self._states, low_memory)
         self._direction = None if self._config.precondition_only else direction
