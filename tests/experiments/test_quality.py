@@ -1,5 +1,6 @@
 """The suite of unlike tasks: runs that are kept and resumed, times in turns, statistics, the page."""
 
+import inspect
 import io
 import json
 import math
@@ -11,7 +12,7 @@ from rich.console import Console
 from torch import nn
 
 from gnomon.experiments.quality import runs, study, suite
-from gnomon.experiments.quality.contestants import CONTESTANTS
+from gnomon.experiments.quality.contestants import BEFORE, CONTESTANTS
 from gnomon.experiments.quality.report import Report
 from gnomon.experiments.quality.run import compact, restore
 from gnomon.experiments.quality.runs import Outcome, Run
@@ -20,6 +21,7 @@ from gnomon.experiments.quality.statistics import Score, are_best, bootstrap, ge
 from gnomon.experiments.quality.study import FULL, Study
 from gnomon.experiments.quality.task import train
 from gnomon.experiments.quality.timing import Times, Timing
+from gnomon.optim import INGD
 
 
 class Tiny(SampleTask):
@@ -164,6 +166,14 @@ def test_steps_to_a_level():
 def test_development_and_judgement_are_apart():
     assert not set(suite.DEVELOPMENT) & set(suite.JUDGEMENT)
     assert len(suite.DEVELOPMENT) + len(suite.JUDGEMENT) >= 10
+
+
+def test_ingd_before_is_as_it_was():
+    """No default of today changes it: all that determines a step is given."""
+    given = set(BEFORE) | {"model", "lr", "preset"}
+    other = {"convention", "precond_dtype", "memory", "compile", "fallback_lr", "groups", "precondition_only"}
+    assert BEFORE["polar"] is False
+    assert given | other | {"scaler", "shard", "seed"} == set(inspect.signature(INGD).parameters)
 
 
 def test_every_optimizer_has_as_many_rates_at_even_ratios():
