@@ -280,7 +280,7 @@ class Group(Blocks, ABC):
         return 2 * self.norm_bound(self.scale(eta))
 
     def stretch(self, eta: Element) -> Tensor:
-        """``||D.eta + (D.eta)^T||_2`` or a bound on it: a step changes no direction of tau by more than e to this power.
+        """A bound on ``||D.eta + (D.eta)^T||_2``: a step changes no direction of tau by more than e to this power.
 
         It is the step's length in Thompson's metric, and at most the geodesic length, which is the Frobenius norm of
         the same matrix. Unlike that it does not grow with the number of coordinates.

@@ -11,8 +11,8 @@ from torch import Tensor
 from ..linalg import widen
 from .base import Element, Group, positive_size
 
-_SAMPLES = 8
-"""Points at which a symbol is evaluated, for each of its terms: it is at most ``1 / cos(pi / 8)`` larger elsewhere."""
+_SAMPLES = 4
+"""Points for each term at which a symbol is evaluated; elsewhere it is at most ``1 / cos(pi / 4)`` times that."""
 
 
 def _fft_product(x: Tensor, y: Tensor, correlate: bool = False) -> Tensor:
@@ -117,7 +117,7 @@ class Toeplitz(Group):
         return torch.fft.rfft(widen(n[0]), _fast_length(4 * self.k)).abs().amax(-1).to(n[0].dtype)
 
     def stretch(self, eta: Element) -> Tensor:
-        """From above, by twice the real part of the symbol at so many points that it is little larger between them."""
+        """From above, by twice the real part of the symbol; between the points it is not much larger."""
         symbol = torch.fft.rfft(widen(self.scale(eta)[0]), _fast_length(_SAMPLES * self.k))
         return (2 / math.cos(math.pi / _SAMPLES) * symbol.real.abs().amax(-1)).to(eta[0].dtype)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..manifolds import all_finite, point_of
-from .moving_frame import DEFAULT_RADIUS
+from .step_bound import DEFAULT_RADIUS
 
 SUFFICIENT_DECREASE = 1e-4
 CURVATURE = 0.9

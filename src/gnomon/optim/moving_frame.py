@@ -17,18 +17,11 @@ from ..groups import Affine, Group, LowRankAffine
 from ..linalg import align, full_precision
 from ..manifolds import Point, all_finite, point_of
 from .state import carried_vectors, forget_line_search, scales_elementwise, shortened_vectors, squared_vectors
+from .step_bound import DEFAULT_RADIUS, SEARCH_RADIUS, ConditionGuard, bounded_share, greatest_length, hold_at_bound
 
 Transport = Literal["auto", "corrected", "none"]
 MaxStep = float | Literal["auto"] | None
 TRANSPORTS: tuple[Transport, ...] = ("auto", "corrected", "none")
-
-DEFAULT_RADIUS = 1.0
-"""``max_step="auto"``: no direction of tau changes by more than a factor e in a step.
-
-It is also what the bracket correction comes with where ``max_step`` is None, as a bound on ``||2 D.eta||_2``.
-"""
-SEARCH_RADIUS = 4.0
-"""The same for a step that a line search of torch's L-BFGS has chosen, which may consist of many iterations."""
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
 
@@ -133,6 +126,8 @@ class _Follower(NamedTuple):
     point: Point
     carries: bool
     by_bracket: bool
+    may_scale: bool
+    """Whether it matters that an optimizer scales coordinates one by one: vectors are carried, or there is a mean."""
 
 
 _KEPT = ("_transport", "_max_step", "skipped_steps", "_params", "_numel_cache")
@@ -158,6 +153,7 @@ class _MovingFrame(Optimizer):
     def _install(self, transport: Transport, max_step: MaxStep) -> None:
         self._transport, self._max_step = transport, max_step
         self._corrected = transport == "corrected"
+        self._guard = ConditionGuard()
         self._followers: list[_Follower] | None = None  # looked up at the first step
 
     # ------------------------------------------------------------------ the step
@@ -187,7 +183,10 @@ class _MovingFrame(Optimizer):
 
         def checked_closure() -> Any:
             nonlocal evaluations
+            cut = self._bound_trials() if searches else []
             loss = closure()
+            for parameter, share in cut:
+                hold_at_bound(parameter.detach(), parameter.grad, share)
             evaluations += 1
             if evaluations == 1 and not self._gradients_are_finite():
                 raise _GradientError(loss)
@@ -241,7 +240,9 @@ class _MovingFrame(Optimizer):
 
     def _follower(self, parameter: Tensor, point: Point) -> _Follower:
         carries = self._transport != "none" and not point.group.trivial_transport
-        return _Follower(parameter, point, carries, carries and point.chart.carries_by_bracket(self._corrected))
+        by_bracket = carries and point.chart.carries_by_bracket(self._corrected)
+        may_scale = self._transport == "auto" and (carries or isinstance(point.group, LowRankAffine))
+        return _Follower(parameter, point, carries, by_bracket, may_scale)
 
     def _gradients_are_finite(self) -> bool:
         gradients = [parameter.grad for parameter, *_ in self._manifold()]
@@ -264,14 +265,15 @@ class _MovingFrame(Optimizer):
             with full_precision(followers[0].parameter):
                 self._fold(stacklevel + 1)
                 return
-        for parameter, point, carries, by_bracket in followers:
+        for parameter, point, carries, by_bracket, may_scale in followers:
             if parameter.grad is None and point.is_folded():
                 continue
-            elementwise = self._transport == "auto" and scales_elementwise(self, parameter)
+            elementwise = may_scale and scales_elementwise(self, parameter)
             if elementwise:
                 carries = by_bracket = False
+            before = None
             if self._max_step is not None:
-                self._bound(parameter, point.group, by_bracket)
+                before = self._guard.watch(point, self._bound(parameter, point.group, by_bracket))
             elif by_bracket:
                 self._bound_for_bracket(parameter, point.group)
             if carries:
@@ -280,9 +282,17 @@ class _MovingFrame(Optimizer):
                 self._rescale_mean(parameter, point.group, point.chart.order)
             moved = point.fold()
             if moved is not None:
-                for vector in shortened_vectors(self, parameter):
-                    vector.mul_(align(moved, vector))
-                self._skip("a point would have overflowed: it stays where it is and loses its momentum", stacklevel)
+                self._stop(parameter, moved, "have overflowed", stacklevel + 1)
+            if before is not None:
+                moved = self._guard.settle(point, before)
+                if moved is not None:
+                    self._stop(parameter, moved, f"be too near to a singular matrix for {point.dtype}", stacklevel + 1)
+
+    def _stop(self, parameter: Tensor, moved: Tensor, why: str, stacklevel: int) -> None:
+        for vector in shortened_vectors(self, parameter):
+            vector.mul_(align(moved, vector))
+        forget_line_search(self)
+        self._skip(f"a point would {why}: it stays where it is and loses its momentum", stacklevel)
 
     @property
     def _radius(self) -> float:
@@ -291,22 +301,33 @@ class _MovingFrame(Optimizer):
             return self._max_step
         return SEARCH_RADIUS if self.param_groups[0].get("line_search_fn") else DEFAULT_RADIUS
 
-    @torch.no_grad()
-    def _bound(self, parameter: Tensor, group: Group, by_bracket: bool) -> None:
-        """Cut a step back to the radius, with its momentum."""
-        radius, eta = self._radius, group.unpack(parameter)
-        if bool((group.length(eta) <= min(radius, DEFAULT_RADIUS)).all()):  # cheaper, and never less than the stretch
-            return
-        stretch = group.stretch(eta)
-        if isinstance(self, torch.optim.LBFGS):
-            # The pairs describe a path that was not taken, or a bracket that does not hold so far.
-            if bool((stretch > (min(radius, DEFAULT_RADIUS) if by_bracket else radius)).any()):
-                forget_line_search(self)
-        self._shorten(parameter, radius / stretch)
+    def _bound(self, parameter: Tensor, group: Group, by_bracket: bool) -> float:
+        """Cut a step back to the radius, with its momentum; the answer is how long it is at most."""
+        radius, eta = self._radius, parameter.detach()
+        within, length = min(radius, DEFAULT_RADIUS), greatest_length(eta)
+        if length <= within:  # cheaper, and never less than the stretch
+            return length
+        stretch = group.stretch(group.unpack(eta))
+        length = float(stretch.max())
+        if length > (within if by_bracket else radius):
+            forget_line_search(self)  # its pairs describe a path that was not taken, or too long for the bracket
+        if length > radius:
+            self._shorten(parameter, (radius / stretch).clamp(max=1))
+        return min(radius, length)
+
+    def _bound_trials(self) -> list[tuple[Tensor, Tensor]]:
+        """Cut back what a line search is about to try; the answer tells which coordinates, and to which share."""
+        cut = []
+        for parameter, point, *_ in self._manifold() if self._max_step is not None else ():
+            if greatest_length(parameter.detach()) > self._radius:
+                share = bounded_share(point.group, parameter.detach(), self._radius)
+                parameter.detach().mul_(align(share, parameter).to(parameter.dtype))
+                cut.append((parameter, share))
+        return cut
 
     @torch.no_grad()
     def _bound_for_bracket(self, parameter: Tensor, group: Group) -> None:
-        share = DEFAULT_RADIUS / group.reach(group.unpack(parameter))
+        share = (DEFAULT_RADIUS / group.reach(group.unpack(parameter))).clamp(max=1)  # a zero step: inf, clamped
         if isinstance(self, torch.optim.LBFGS):
             if bool((share < 1).any()):  # the line search has chosen this step; only its memory cannot follow so far
                 forget_line_search(self)
@@ -314,8 +335,8 @@ class _MovingFrame(Optimizer):
         self._shorten(parameter, share)
 
     def _shorten(self, parameter: Tensor, share: Tensor) -> None:
-        share = align(share.clamp(max=1), parameter).to(parameter.dtype)  # a zero step: inf, clamped
-        parameter.mul_(share)
+        share = align(share, parameter).to(parameter.dtype)
+        parameter.detach().mul_(share)
         for vector in shortened_vectors(self, parameter):
             vector.mul_(share)
 

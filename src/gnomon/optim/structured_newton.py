@@ -17,7 +17,7 @@ from ..groups.base import accumulate, add, positive_size, times
 from ..linalg import full_precision
 from ..manifolds import all_finite
 from .hessian import Diagonals, as_diagonals
-from .moving_frame import DEFAULT_RADIUS
+from .step_bound import DEFAULT_RADIUS
 
 
 class StructuredNewton(Optimizer):

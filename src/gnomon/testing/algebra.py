@@ -184,7 +184,7 @@ def check_norms(group: Group, device: Device = "cpu") -> None:
 
 def check_stretch(group: Group, eta: Element) -> None:
     """``stretch`` is at least ``||N + N^T||_2``, but for the mean of a Gaussian, and not far above it."""
-    N = sum(dense_algebra(group, group.scale(piece)) for piece in pieces(group, eta))
+    N = torch.stack([dense_algebra(group, group.scale(piece)) for piece in pieces(group, eta)]).sum(0)
     true, found = float(torch.linalg.matrix_norm(N + N.mT, 2)), float(group.stretch(eta))
     low = group.k**-0.5 if isinstance(group, Affine) else 1 - 1e-9  # a largest coordinate for a length
     ratio = f"stretch is {found / true if true else math.inf:.2f} times the spectral norm of N + N^T"

@@ -16,9 +16,7 @@ def test_momentum_is_exact_riemannian_heavy_ball():
             alpha, beta = 0.9, 0.05
             tau = 0.1 * random_spd(6, 3.0, generator=generator(2))
             point = gnomon.SPD(6, order=None, factor=form, init=tau)
-            optimizer = gnomon.moving_frame(
-                optim.SGD(point.parameters(), lr=beta, momentum=alpha), max_step=None
-            )
+            optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=beta, momentum=alpha), max_step=None)
             z = torch.zeros_like(tau)
             for _ in range(60):
                 optimizer.zero_grad()
