@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from . import baselines, problems, testing
 
 ON_DEMAND = ("baselines", "covariance", "mixture", "problems", "testing")
-"""Modules that are imported when they are asked for, so that ``import gnomon`` is quick; covariance and mixture need scikit-learn."""
+"""Modules that are imported when they are asked for, so that ``import gnomon`` is quick.
+
+The modules covariance and mixture need scikit-learn.
+"""
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -16,6 +16,7 @@ from sklearn.utils import check_random_state
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from ..groups.moments import SingularMomentsError
 from ..manifolds import Gaussian
 from .missing import squared_distances
 from .model import Model
@@ -61,8 +62,6 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         weights = None
         if sample_weight is not None:
             checked = _check_sample_weight(sample_weight, data, dtype=np.float64, ensure_non_negative=True)
-            if not checked.sum() > 0:
-                raise ValueError("sample_weight must have a positive sum, got only zeros")
             weights = torch.from_numpy(np.array(checked))
         sample = Sample.of(_tensor(data), weights, self.assume_centered)
         self._check_features(sample)
@@ -89,14 +88,14 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
             return TARGETS
         if self.target not in TARGETS:
             raise ValueError(f"target must be 'auto', 'diagonal' or 'identity', got {self.target!r}")
-        return (self.target,)  # type: ignore[return-value]
+        return (self.target,)
 
     def _fixed_shrinkage(self) -> float | None:
         """The number that was given, or None for cross-validation."""
         if isinstance(self.shrinkage, str) and self.shrinkage == "cv":
             return None
-        given = self.shrinkage
-        if not isinstance(given, numbers.Real) or isinstance(given, bool) or not 0 <= float(given) <= 1:
+        given: Any = self.shrinkage
+        if not isinstance(given, numbers.Real) or not 0 <= float(given) <= 1:
             raise ValueError(f"shrinkage must be 'cv' or a number between 0 and 1, got {given!r}")
         return float(given)
 
@@ -114,15 +113,23 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         if fixed is None:
             assert folds is not None
             return folds.best_shrinkage(model, targets)
-        trials = [Trial(model, fixed, target, folds.score(model, fixed, target) if folds else 0.0) for target in
-                  (targets if folds and fixed > 0 else targets[:1])]
+        trials = [
+            Trial(model, fixed, target, folds.score(model, fixed, target) if folds else 0.0)
+            for target in (targets if folds and fixed > 0 else targets[:1])
+        ]
         best = max(trials, key=lambda trial: trial.score)
         if folds:
             folds.trials.append(best)
         return best
 
     def _keep(self, sample: Sample, trial: Trial) -> None:
-        self.gaussian_ = fit(sample, trial.model, trial.shrinkage, trial.target)
+        try:
+            self.gaussian_ = fit(sample, trial.model, trial.shrinkage, trial.target)
+        except SingularMomentsError as error:
+            raise ValueError(
+                f"{error}. X has {len(sample.rows)} rows and {sample.k} features; pass a positive shrinkage, "
+                "shrinkage='cv', or a structure with fewer parameters"
+            ) from None
         self.location_: Array = self.gaussian_.loc.detach().numpy()
         self.shrinkage_, self.target_ = trial.shrinkage, trial.target
 
@@ -145,7 +152,8 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
 
     def score_samples(self, X: ArrayLike) -> Array:
         """The log-likelihood of each row, of what is observed of it."""
-        return log_prob(self.gaussian_, self._rows(X)).numpy()
+        rows = self._rows(X)
+        return log_prob(self.gaussian_, rows).numpy()
 
     def score(self, X: ArrayLike, y: object = None) -> float:
         """The average log-likelihood of the rows; ``y`` is ignored."""
@@ -186,10 +194,7 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         group, factor, _ = self.gaussian_._parts()
         rows = torch.from_numpy(noise)
         with torch.no_grad():
-            if self.gaussian_.form == "covariance":
-                rows = group.matvec(factor, rows)
-            else:
-                rows = group.rsolve(factor, rows)
+            rows = (group.matvec if self.gaussian_.form == "covariance" else group.rsolve)(factor, rows)
         return rows.numpy() + self.location_
 
     def plot(self, axes: Any = None) -> Any:

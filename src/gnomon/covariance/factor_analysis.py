@@ -115,5 +115,3 @@ def _turn(gaussian: Gaussian) -> None:
     turned = turned * torch.where(largest < 0, -1.0, 1.0)
     element = group.element(turned, noise)
     gaussian.frame.copy_(gaussian.group.pack(gaussian.affine.join(element, gaussian.loc.detach())))
-
-

@@ -102,7 +102,7 @@ def fit_by_em(sample: Sample, model: Model, shrinkage: float, target: Target) ->
         covariance = fitted.covariance().detach()
         if abs(value - last) < ENOUGH:
             return fitted
-        penalty, last = float(fitted.logdet() + (fitted.precision().diagonal() * diagonal).sum()), value
+        penalty, last = (fitted.logdet() + (fitted.precision().diagonal() * diagonal).sum()).item(), value
     warnings.warn(
         f"the fit with missing values has not converged in {ITERATIONS} iterations; many values are missing, or "
         "features are never observed together: raise shrinkage",
@@ -110,4 +110,3 @@ def fit_by_em(sample: Sample, model: Model, shrinkage: float, target: Target) ->
         stacklevel=2,
     )
     return fitted
-

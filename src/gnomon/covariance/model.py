@@ -22,12 +22,15 @@ ENOUGH = 1e-9
 IDLE = 3
 MEMORY = 20
 """The pairs that L-BFGS remembers."""
+SHORT_MEMORY = 8
+"""The same for many features."""
 
 
 class Model(Protocol):
     """A family of Gaussians with a free mean."""
 
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def fit(self, moments: Moments, mean: Tensor) -> Gaussian:
         """The likeliest member for data with these second moments around their mean.
@@ -66,11 +69,10 @@ def gaussian(group: Group, form: Form, element: Element, mean: Tensor) -> Gaussi
 def minimize(group: Group, moments: Moments, form: Form) -> Element:
     """The factor that minimizes ``1/2 (log det Sigma + tr(Sigma^-1 S))``, by L-BFGS in moving normal coordinates."""
     rows, added = _rows(group, moments)
-    chart = "outer" if form == "covariance" else "inverse"
-    point = SPD(group, factor=chart, init=moments.diagonal(), project=True)
+    point = SPD(group, factor="outer" if form == "covariance" else "inverse", init=moments.diagonal(), project=True)
     if isinstance(group, LowRank) and form == "covariance":
         _start_at_components(point, group, rows, moments.diagonal())
-    optimizer = LBFGS(point.parameters(), history_size=MEMORY)
+    optimizer = LBFGS(point.parameters(), history_size=MEMORY if group.k <= LARGEST_DENSE else SHORT_MEMORY)
 
     def closure() -> Tensor:
         optimizer.zero_grad()

@@ -62,7 +62,7 @@ class StructuredMatrix(LinearOperator):  # type: ignore[misc]
 
     def logdet(self) -> float:
         """The logarithm of the determinant."""
-        return (-1 if self._precision else 1) * float(self._gaussian.logdet())
+        return (-1 if self._precision else 1) * self._gaussian.logdet().item()
 
     def diagonal(self) -> Array:
         """The diagonal, some entries at a time."""

@@ -17,15 +17,15 @@ class StructuredCovariance(GaussianEstimator):
     """A Gaussian whose covariance (or precision) has a structure, by shrunk maximum likelihood.
 
     It maximizes ``-1/2 (log det Sigma + tr(Sigma^-1 S))`` over the structure, where
-    ``S = (1 - shrinkage) S_n + shrinkage T`` mixes the sample covariance ``S_n`` with a diagonal T. Most structures have
-    a closed form; the others are fitted by :class:`gnomon.optim.LBFGS`.
+    ``S = (1 - shrinkage) S_n + shrinkage T`` mixes the sample covariance ``S_n`` with a diagonal T. Most structures
+    have a closed form; the others are fitted by :class:`gnomon.optim.LBFGS`.
 
     Args:
         structure: ``"auto"``, or a structure as :func:`gnomon.groups.as_structure` takes it: ``"diagonal"``,
             ``"toeplitz"`` (a time series), ``"block:5"`` (independent groups of five features in a row), ``"arrow:2"``
             (given the first two features the others are independent), ``"lowrank:3"`` (three latent factors and
             noise), ``"heisenberg:1,2"``, ``"dense"``, a group or a function from the number of features to one.
-            ``"auto"`` takes the structure with the highest held-out likelihood.
+            ``"auto"`` takes the structure with the highest held-out likelihood; ``cv_results_`` has all that it tried.
         form: whether the structure is that of the factor of the covariance, ``Sigma = A A^T``, or of the precision,
             ``Sigma^-1 = A A^T``.
         shrinkage: a number from 0 (maximum likelihood) to 1 (a diagonal), or ``"cv"`` for the one with the highest
@@ -77,7 +77,8 @@ class StructuredCovariance(GaussianEstimator):
         folds = self._folds(sample) if automatic or fixed is None else None
         if automatic:
             assert folds is not None
-            chosen = folds.best_structure(candidates(sample.k, self.form), lambda model: self._choose(folds, model))
+            families = candidates(sample.k, self.form, sample.complete)
+            chosen = folds.best_structure(families, lambda model: self._choose(folds, model))
         else:
             chosen = self._choose(folds, structure_model(self.structure, sample.k, self.form))
         self._keep(sample, chosen)
