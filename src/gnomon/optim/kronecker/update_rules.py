@@ -428,7 +428,9 @@ class LayerSteps:
             if strategy.stores_apart:
                 parts, _ = strategy.gather_directions(moving, mine, parts, ok.expand(len(mine)))
             parts = strategy.share(parts)
-        self._take_momentum(parts, self._clipping(parts, moving), ok)
+        self._clip(parts, self._clipping(parts, moving))
+        ok = self._round(parts, moving, ok)
+        self._take_momentum(parts, ok)
         if strategy.moves_apart:
             parts, _ = strategy.gather_directions(moving, mine, parts, ok.expand(len(mine)))
         for same in by_kind(parts):
@@ -440,18 +442,47 @@ class LayerSteps:
                 descend(self._params(same), moves, same[0].group, gates)
         return ok
 
-    def _take_momentum(self, parts: list[Part], scale: Tensor | None, ok: Tensor) -> None:
-        """Directions become the momenta that they are added to, clipped before."""
+    def _clip(self, parts: list[Part], scale: Tensor | None) -> None:
+        """Multiply the directions of groups with ``kl_clip``, in the type in which they were computed."""
+        if scale is None:
+            return
         for same in by_kind(parts):
-            directions = [part.direction.to(part.p.dtype) for part in same]
-            if scale is not None and same[0].group["kl_clip"] is not None:
-                directions = list(torch._foreach_mul(directions, scale.to(directions[0])))
-            if not self._replaces_gradients:
-                momenta, gates = self._averages(same), ok.to(directions[0]).expand(len(same))
-                accumulate_momentum(self._params(same), momenta, directions, same[0].group, gates)
-                directions = momenta
-            for part, direction in zip(same, directions, strict=True):
-                part.direction = direction
+            if same[0].group["kl_clip"] is not None:
+                directions = [part.direction for part in same]
+                for part, direction in zip(same, torch._foreach_mul(directions, scale.to(directions[0])), strict=True):
+                    part.direction = direction
+
+    def _round(self, parts: list[Part], moving: list[Move], ok: Tensor) -> Tensor:
+        """Directions in the types of their parameters; gives whether half precision can hold them, and the momenta
+        that they add up to.
+        """
+        half = [part for part in parts if part.p.dtype in HALF]
+        if any(move.layer.weight.dtype in HALF for move in moving):  # at all ranks or at none
+            ok = self._strategy.agrees(ok & self._are_in_range(half).to(ok.device))
+        for part in half:
+            part.direction = torch.where(ok.to(part.p.device), part.direction, 0)
+        for part in parts:
+            part.direction = part.direction.to(part.p.dtype)
+        return ok
+
+    def _are_in_range(self, half: list[Part]) -> Tensor:
+        fits = torch.ones((), dtype=torch.bool)
+        if half:
+            room = [(1 - part.group["momentum"]) / 2 * torch.finfo(part.p.dtype).max for part in half]
+            largest = peaks([part.direction for part in half])
+            fits = (largest <= constant(tuple(room), largest.dtype, largest.device)).all()
+        return self._strategy.maximum((~fits).float().view(1))[0] == 0
+
+    def _take_momentum(self, parts: list[Part], ok: Tensor) -> None:
+        """Directions become the momenta that they are added to."""
+        if self._replaces_gradients:
+            return
+        for same in by_kind(parts):
+            directions = [part.direction for part in same]
+            momenta, gates = self._averages(same), ok.to(directions[0]).expand(len(same))
+            accumulate_momentum(self._params(same), momenta, directions, same[0].group, gates)
+            for part, momentum in zip(same, momenta, strict=True):
+                part.direction = momentum
 
     def _clipping(self, parts: list[Part], moving: list[Move]) -> Tensor | None:
         """``min(1, sqrt(kl_clip / (lr^2 sum <G, D>)))``: the predicted change of the loss is at most ``kl_clip``."""
