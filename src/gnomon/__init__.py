@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from . import groups, optim, riemannian
-from .manifolds import SPD, Gaussian
+from .manifolds import SPD, Gaussian, kl_divergence
 from .optim import moving_frame
 
 __version__ = "0.1.0"
@@ -20,6 +20,7 @@ __all__ = [
     "__version__",
     "baselines",
     "groups",
+    "kl_divergence",
     "moving_frame",
     "optim",
     "problems",

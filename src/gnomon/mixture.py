@@ -515,7 +515,7 @@ class _NaturalGradient:
                 momentum=momentum,
                 dampening=momentum,  # an average of gradients, no longer than a gradient is
             ),
-            max_step=math.sqrt(objective.components.d),  # a factor e in each of d directions
+            max_step=1.0,  # a factor e in each direction
         )
 
     def evaluate(self, rows: Tensor) -> float:

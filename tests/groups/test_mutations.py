@@ -136,7 +136,18 @@ def _always_float64(self, batch_shape=(), *, dtype=None, device=None):
 DOUBLED = [
     *["mul", "apply", "to_dense", "ldiv", "apply_inverse", "logabsdet", "restrict", "pullback", "dual", "scale"],
     *["unscale", "from_dense", "from_diagonal", "identity", "identity_like", "factor", "matvec", "rmatvec", "solve"],
-    *["rsolve", "gram", "trace", "squared_norm", "metric_dual", "length", "squared", "times_square", "apply_squared"],
+    *[
+        "rsolve",
+        "gram",
+        "trace",
+        "squared_norm",
+        "square_diagonal",
+        "metric_dual",
+        "length",
+        "squared",
+        "times_square",
+        "apply_squared",
+    ],
     *["bracket", "exp", "move", "retract", "transpose", "congruence", "flatten", "unflatten", "pack", "unpack"],
 ]
 DOUBLES = [pytest.param(method, mutant(g.Triangular, 2, **{method: twice(method)}), id=method) for method in DOUBLED]

@@ -61,6 +61,7 @@ class Group(Blocks, ABC):
     ``restrict``, ``pullback``           ``apply`` and ``mul``, by reverse differentiation
     ``apply_inverse``                    ``ldiv`` of the identity, ``apply``
     ``to_dense``, ``logabsdet``          ``apply`` to the k columns of I; ``to_dense``, in O(k^3)
+    ``square_diagonal``                  ``to_dense``; override it for a sparse structure
     ``dual``                             ``restrict`` of the k x k matrix; override it for a sparse structure
     ``from_dense``                       ``restrict``, ``dual``; the generators must be orthogonal
     ``from_diagonal``, ``identity``      ``from_dense`` of a k x k matrix; ``from_diagonal``
@@ -253,6 +254,10 @@ class Group(Blocks, ABC):
     def squared_norm(self, a: Element) -> Tensor:
         """``||A||_F^2``, of the batch shape."""
         return (self.flatten(a) * self.flatten(self.dual(a))).sum(-1)
+
+    def square_diagonal(self, a: Element) -> Tensor:
+        """The diagonal of ``A A^T``, of shape ``(*batch, k)``."""
+        return self.to_dense(a).square().sum(-1)
 
     def length(self, eta: Element) -> Tensor:
         """``||eta||``, the geodesic length of a tangent vector, of the batch shape and in float64."""

@@ -124,6 +124,10 @@ class BlockDiagonal(Group):
     def squared_norm(self, a: Element) -> Tensor:
         return self._total(Dense.squared_norm, a)
 
+    def square_diagonal(self, a: Element) -> Tensor:
+        blocks = [x.square().sum(-1) for x in a]
+        return torch.cat([blocks[0].flatten(-2), *blocks[1:]], -1)
+
     def _greatest(self, quantity: Callable[[Dense, Element], Tensor], a: Element) -> Tensor:
         """A quantity of each block, the greatest of them."""
         stacked = quantity(self._stack, (a[0],)).amax(-1)

@@ -226,6 +226,11 @@ class BlockTriangular(Group):
         a_s, a_t, coupling = self._open(a)
         return self.source.squared_norm(a_s) + self.target.squared_norm(a_t) + coupling.square().sum((-2, -1))
 
+    def square_diagonal(self, a: Element) -> Tensor:
+        a_s, a_t, coupling = self._open(a)
+        target = self.target.square_diagonal(a_t) + coupling.square().sum(-1)
+        return self._join(self.source.square_diagonal(a_s), target)
+
     def norm_estimate(self, n: Element) -> Tensor:
         """That of the 2 x 2 matrix of the parts' norms, which is no less than the norm of the whole.
 

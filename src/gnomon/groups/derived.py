@@ -54,6 +54,7 @@ DERIVED_FROM: dict[str, tuple[str, ...]] = {
     "trace": ("identity_like",),
     "metric_dual": ("scale",),
     "squared_norm": ("dual",),
+    "square_diagonal": ("to_dense",),
     "length": ("flatten",),
     "norm_bound": ("apply",),
     "norm_estimate": ("apply",),

@@ -64,6 +64,9 @@ class Diagonal(Group):
     def squared_norm(self, a: Element) -> Tensor:
         return (a[0] * self.dual(a)[0]).sum(-1)
 
+    def square_diagonal(self, a: Element) -> Tensor:
+        return a[0].square()
+
     def norm_estimate(self, n: Element) -> Tensor:
         return n[0].abs().amax(-1)
 

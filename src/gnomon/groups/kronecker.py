@@ -126,6 +126,11 @@ class Kronecker(Group):
         left, right = self._open(a)
         return self.left.squared_norm(left) * self.right.squared_norm(right)
 
+    def square_diagonal(self, a: Element) -> Tensor:
+        left, right = self._open(a)
+        diagonals = self.left.square_diagonal(left).unsqueeze(-1) * self.right.square_diagonal(right).unsqueeze(-2)
+        return diagonals.flatten(-2)
+
     def length(self, eta: Element) -> Tensor:
         """The sum of both factors' lengths, which no step exceeds: a common scale moves twice."""
         left, right = self._open(eta)

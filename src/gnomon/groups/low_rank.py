@@ -138,8 +138,11 @@ class LowRank(Marginal):
         return noise.abs().log().sum(-1) + root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def squared_norm(self, a: Element) -> Tensor:
+        return self.square_diagonal(a).sum(-1)
+
+    def square_diagonal(self, a: Element) -> Tensor:
         _, noise, loadings = a
-        return (noise.square() * (1 + loadings.square().sum(-2))).sum(-1)
+        return noise.square() * (1 + loadings.square().sum(-2))
 
     def inverse_diagonal(self, a: Element) -> Tensor:
         """The diagonal of ``tau^-1``."""
@@ -151,6 +154,19 @@ class LowRank(Marginal):
         """The loadings ``B``, of shape ``(*batch, k, r)``, and the noise ``c``."""
         _, noise, loadings = a
         return (noise.unsqueeze(-2) * loadings).mT, noise
+
+    def trace_with(self, a: Element, h: SymmetricOperator) -> Tensor:
+        """``tr(tau H) = tr(B^T H B) + <c^2, diag H>``, by r products with H and its diagonal."""
+        loadings, noise = self.covariance_factors(a)
+        rows = loadings.mT
+        return (rows * h.apply(rows)).sum((-2, -1)) + (noise.square() * h.diagonal()).sum(-1)
+
+    def inverse_trace_with(self, a: Element, h: SymmetricOperator) -> Tensor:
+        """``tr(tau^-1 H) = <c^-2, diag H> - tr(W^T H W)`` with ``W^T = K^-1 U Diag(c)^-1``."""
+        root, noise, loadings = a
+        rows = torch.linalg.solve_triangular(widen(root), widen(loadings), upper=False).to(noise.dtype)
+        rows = rows / noise.unsqueeze(-2)
+        return (h.diagonal() / noise.square()).sum(-1) - (rows * h.apply(rows)).sum((-2, -1))
 
     # ------------------------------------------------------------------ elements
     def element(self, loadings: Tensor, noise: Tensor) -> Element:

@@ -112,6 +112,10 @@ class Toeplitz(Group):
     def trace(self, covector: Element) -> Tensor:
         return covector[0][..., 0].clone()
 
+    def square_diagonal(self, a: Element) -> Tensor:
+        sums = a[0].square().cumsum(-1)
+        return sums.flip(-1) if self.upper else sums
+
     def norm_estimate(self, n: Element) -> Tensor:
         """The largest magnitude of the symbol ``sum_j n_j exp(i j w)``, which bounds the norm from above."""
         return torch.fft.rfft(widen(n[0]), _fast_length(4 * self.k)).abs().amax(-1).to(n[0].dtype)

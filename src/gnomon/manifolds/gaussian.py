@@ -8,12 +8,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributions import MultivariateNormal
+from torch.distributions import Distribution, MultivariateNormal
 
 from ..frames import Chart
 from ..groups import Affine, Element, Group, LowRank, LowRankAffine, StructureLike
 from ..groups.low_rank import Energy
 from ..linalg import as_tensor, widen
+from .divergence import Normals, Square, kl_divergence
 from .init import Init, as_batch_shape, as_group, as_values, initial_element
 from .point import AtOrigin, Point
 
@@ -180,26 +181,15 @@ class Gaussian(Point):
         """``d/2 (1 + log 2 pi) + 1/2 log det Sigma``."""
         return 0.5 * (self.d * (1 + _LOG_2PI) + self.logdet())
 
-    def kl_divergence(self, other: Gaussian | MultivariateNormal) -> Tensor:
-        """``KL(self || other)``; at the cost of the structure where both have the same one and form."""
-        if isinstance(other, Gaussian) and other.form == self.form and other.group == self.group:
-            return self._structured_kl(other)
-        if isinstance(other, Gaussian):
-            other = other.to_distribution()
-        if not isinstance(other, MultivariateNormal):
-            raise TypeError(
-                f"other must be a gnomon.Gaussian or a MultivariateNormal, got {type(other).__name__}; for an "
-                "independent Normal pass MultivariateNormal(loc, torch.diag_embed(scale**2))"
-            )
-        return torch.distributions.kl_divergence(self.to_distribution(), other)
+    def kl_divergence(self, other: Gaussian | Distribution) -> Tensor:
+        """``KL(self || other)`` for a Gaussian of ours or of torch's; see :func:`gnomon.kl_divergence`."""
+        return kl_divergence(self, other)
 
-    def _structured_kl(self, other: Gaussian) -> Tensor:
-        linear, p, _ = self._parts()
-        _, q, _ = other._parts()
-        # tr(Sigma_q^-1 Sigma_p) is ||L_q^-1 L_p||^2 in covariance form and ||P_p^-1 P_q||^2 in precision form.
-        ratio = linear.ldiv(q, p) if self.form == "covariance" else linear.ldiv(p, q)
-        distance = other._standardize(self.loc).square().sum(-1)
-        return 0.5 * (linear.squared_norm(ratio) + distance - self.d + other.logdet() - self.logdet())
+    def normals(self) -> Normals:
+        """The mean, the covariance by its factor, and its log-determinant."""
+        linear, factor, _ = self._parts()
+        covariance = Square(linear, factor, self.form == "precision")
+        return Normals(self.affine.mean(self.element()), covariance, self.logdet())
 
     def to_distribution(self) -> MultivariateNormal:
         """The same as a :class:`torch.distributions.MultivariateNormal`; dense, in at least float32."""

@@ -129,6 +129,7 @@ def check_covectors(group: Group, device: Device = "cpu") -> None:
         close(group, "gram", pair(group, group.gram(a, x), n), (N * (xa.mT @ xa)).sum())
     close(group, "trace", group.trace(group.restrict(x, y)), (x * y).sum())
     close(group, "squared_norm", group.squared_norm(a), A.square().sum())
+    close(group, "square_diagonal", group.square_diagonal(a), A.square().sum(-1))
     M = dense_algebra(group, m)
     close(group, "bracket", dense_algebra(group, group.bracket(n, m)), N @ M - M @ N)
 

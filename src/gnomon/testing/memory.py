@@ -32,6 +32,7 @@ OPERATIONS: dict[str, Operation] = {
     "gram": lambda group, a, n, x: group.gram(a, x),
     "trace": lambda group, a, n, x: (group.trace(n),),
     "squared_norm": lambda group, a, n, x: (group.squared_norm(a),),
+    "square_diagonal": lambda group, a, n, x: (group.square_diagonal(a),),
     "metric_dual": lambda group, a, n, x: group.metric_dual(tuple(block.clone() for block in group.restrict(x, x))),
     "bracket": lambda group, a, n, x: group.bracket(n, a),
     "norm_bound": lambda group, a, n, x: (group.norm_bound(n),),
@@ -163,7 +164,10 @@ def _check_products(
 
 
 # ---------------------------------------------------------------------- derivatives
-DIFFERENTIATED = ("mul", "apply", "ldiv", "to_dense", "apply_inverse", "logabsdet", "squared_norm", "apply_squared")
+DIFFERENTIATED = (
+    *("mul", "apply", "ldiv", "to_dense", "apply_inverse", "logabsdet", "squared_norm", "square_diagonal"),
+    "apply_squared",
+)
 """Operations that losses of points and mixtures contain."""
 
 
