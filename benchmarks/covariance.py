@@ -119,11 +119,11 @@ def _held_out_text(records: list[dict[str, Any]], draws: int) -> str:
         best = max(others, key=lambda m: others[m])
         auto = _score(r, "structure='auto'")
         chosen = sorted({c for *_, c in r["fits"]["structure='auto'"]})
-        own = _score(r, "true structure") - others[best]
+        own, lw = _score(r, "true structure") - others[best], others["LedoitWolf"]
         wanted = "; wanted: at least 0" if r["structure"] != "dense" else ""
         lines.append(
             f"- {r['data']}: {r['structure']} {own:+.1f} against the best other ({best}{wanted}); auto took "
-            f"{', '.join(chosen)}, {auto - others['LedoitWolf']:+.1f} against LedoitWolf (wanted: above -{ALLOWED_LOSS})"
+            f"{', '.join(chosen)}, {auto - lw:+.1f} against LedoitWolf (wanted: above -{ALLOWED_LOSS})"
         )
     return f"""{N} samples of {K} features; held-out average log-likelihood, means over {draws} draws:
 
