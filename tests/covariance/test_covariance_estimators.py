@@ -209,7 +209,7 @@ def test_errors_name_the_argument(estimator, message):
 
 
 def test_data_that_determine_nothing():
-    with pytest.raises(ValueError, match="are singular: there are too few samples .* shrinkage"):
+    with pytest.raises(ValueError, match=r"are singular: there are too few samples .* shrinkage"):
         StructuredCovariance("dense", shrinkage=0.0).fit(rows(n=5))
     X = rows()
     X[:, 2] = 3.0

@@ -173,11 +173,16 @@ class LowRank(Marginal):
         """The element of ``B B^T + Diag(c)^2`` from B, of shape ``(*batch, k, r)``, and c."""
         return _with_root(noise, loadings.mT / noise.unsqueeze(-2))
 
-    def factor(self, tau: Tensor) -> Element:
-        """The nearest in Kullback-Leibler divergence: for a sample covariance, factor analysis."""
-        wide = tau.double().reshape(-1, self.k, self.k)
-        loadings, noise = map(torch.stack, zip(*(fit_factors(matrix, self.rank) for matrix in wide), strict=True))
+    def factor(self, tau: Tensor, start: Tensor | None = None) -> Element:
+        """The nearest in Kullback-Leibler divergence: for a sample covariance, factor analysis.
+
+        The search may begin at given noise c, of shape ``(*batch, k)``.
+        """
         batch = tau.shape[:-2]
+        wide = tau.double().reshape(-1, self.k, self.k)
+        starts = [None] * len(wide) if start is None else start.double().reshape(-1, self.k).unbind(0)
+        fits = (fit_factors(matrix, self.rank, noise) for matrix, noise in zip(wide, starts, strict=True))
+        loadings, noise = map(torch.stack, zip(*fits, strict=True))
         return self.element(
             loadings.to(tau.dtype).reshape(*batch, self.k, self.rank), noise.to(tau.dtype).reshape(*batch, self.k)
         )
