@@ -60,7 +60,9 @@ def test_missing_data_of_the_second_table_stops_before_the_first(monkeypatch, tm
 
     started = []
     monkeypatch.setattr("gnomon.experiments.data.load", load)
-    monkeypatch.setattr("gnomon.experiments.tables.reproduce.reproduce_table", lambda name, *_, **__: started.append(name))
+    monkeypatch.setattr(
+        "gnomon.experiments.tables.reproduce.reproduce_table", lambda name, *_, **__: started.append(name)
+    )
     result = CliRunner().invoke(main, ["reproduce", "table-1", "--output", str(tmp_path)])
     assert result.exit_code == 1
     assert "TinyImageNet is not there" in result.output

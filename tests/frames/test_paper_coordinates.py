@@ -1,4 +1,4 @@
-"""The paper's coordinates: the metric at the origin, the maps of a Gaussian, and gradients, by automatic differentiation."""
+"""The paper's coordinates against automatic differentiation: metric at the origin, maps of a Gaussian, gradients."""
 
 import math
 
@@ -38,7 +38,7 @@ def symmetric(k):
     ids=repr,
 )
 def test_the_fisher_metric_at_the_origin_is_the_identity(group, form):
-    """Eq. metric_simple: ``-2 E[Hessian of log N(x | 0, tau(eta))] = I`` at eta = 0, cross terms of a Gaussian included."""
+    """Eq. metric_simple: ``-2 E[Hessian of log N(x | 0, tau(eta))] = I`` at eta = 0, with a Gaussian's cross terms."""
     chart = Chart(group, form)
     a = random_element(group)
     tau = tau_of(chart, a)

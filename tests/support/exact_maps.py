@@ -1,4 +1,4 @@
-"""The maps of the paper's Table spd_table, literally: by eigenvalues, and by the root of a matrix that is not symmetric."""
+"""The maps of the paper's Table spd_table, literally: by eigenvalues, symmetric and not."""
 
 import torch
 from torch import Tensor

@@ -37,7 +37,7 @@ def check_order(order: int | None) -> None:
 
 
 class Group(Blocks, ABC):
-    """A subgroup of GL(k), its Lie algebra, and what their operations cost.
+    """A subgroup of GL(k), its Lie algebra, and what their operations cost (Eq. submanifolds).
 
     A group owns no state. An element ``A`` is a tuple of tensors (its blocks) whose shapes, behind any
     leading batch dimensions, are ``shapes``. Elements of the algebra, written ``N``, and gradients with
@@ -47,8 +47,8 @@ class Group(Blocks, ABC):
 
     Coordinates are orthonormal (Sec. 3.2 of the paper): ``N = D . eta`` with ``D_j = 1 / ||E_j + E_j^T||_F``
     for the generator ``E_j``, so that the affine-invariant metric of ``tau = A A^T`` at ``eta = 0`` is the
-    identity. :meth:`scale` is that linear map, restricted to the coordinate space (a symmetric block is
-    stored in full, and symmetrized); it is its own adjoint.
+    identity (Eq. metric_simple). :meth:`scale` is that linear map, restricted to the coordinate space (a symmetric
+    block is stored in full, and symmetrized); it is its own adjoint.
 
     To add a structure, set the attributes ``k``, ``shapes`` and ``dim``, define the abstract methods ``mul``,
     ``apply`` and ``ldiv``, set the flags ``trivial_transport``, ``is_algebra`` and ``has_matrix_exp`` where their

@@ -362,7 +362,7 @@ class Affine(BlockTriangular):
     """``[[L, mu], [0, 1]]`` with ``L`` in a group: the Gaussian family (Sec. sngd_special).
 
     Its exponential map is that of Eq. gnormal_coord2, ``Exp(N) = [[Exp(N_L), n_mu], [0, 1]]``, which
-    agrees with the matrix exponential to first order and leaves the mean's step linear. With
+    agrees with the matrix exponential (Eq. gnormal_coord1) to first order and leaves the mean's step linear. With
     ``upper=False`` the vector is the last row: the form of a Gaussian's precision.
     """
 

@@ -14,12 +14,13 @@ from .low_rank import Marginal
 
 
 class Kronecker(Group):
-    """``A = K (x) C`` with ``K`` (p x p) in ``left`` and ``C`` (d x d) in ``right``.
+    """``A = K (x) C`` with ``K`` (p x p) in ``left`` and ``C`` (d x d) in ``right`` (Eq. mat_sub_manifold).
 
     The joint metric is singular, because ``(s K) (x) (C / s)`` is the same matrix. So the coordinates are
     blockwise, each with the other factor frozen (Eq. mat_gauss_norm_coord): ``K <- K Exp(eta_K /
     (2 sqrt d))`` and ``C <- C Exp(eta_C / (2 sqrt p))`` for dense factors. The metric is the identity on
-    each block, not jointly; a step along a common scale moves twice.
+    each block, not jointly; a step along a common scale moves twice. :class:`~gnomon.optim.INGD` has Kronecker code of
+    its own with the same geometry, and does not use this class.
     """
 
     is_algebra = False

@@ -36,7 +36,7 @@ class Gaussian(Point):
     The other arguments are those of :class:`gnomon.SPD`.
 
     Without momentum, a step with learning rate ``beta`` in the covariance form is structured natural-gradient
-    descent with ``gamma = beta / 2`` (Eq. sngd): ``mu <- mu - gamma Sigma g_mu``,
+    descent with ``gamma = beta / 2`` (Eqs. sngd and gauss_case_update): ``mu <- mu - gamma Sigma g_mu``,
     ``L <- L Exp(-gamma L^T g_Sigma L)``.
     """
 

@@ -28,7 +28,8 @@ class SPD(Point):
         structure: a size ``k`` (the full manifold) or a group from :mod:`gnomon.groups`; with an ``init`` that has a
             size also a name such as ``"lowrank:3"`` (see :func:`gnomon.groups.as_structure`).
         order: truncation of the exponential: 2 (never singular), None (exact) or 1 (only with a bounded step).
-        factor: ``"outer"``: ``tau = A A^T``; ``"inner"``: ``tau = A^T A``; ``"inverse"``: ``tau^-1 = A A^T``.
+        factor: ``"outer"``: ``tau = A A^T``; ``"inner"``: ``tau = A^T A``; ``"inverse"``: ``tau^-1 = A A^T``
+            (Eqs. update_coordinate_a, our_update_sgd_full and update_coordinate_b).
         init: a positive scalar, a diagonal or an SPD matrix; the identity unless given.
         project: accept an ``init`` off the submanifold, and start from a point of it nearby (for block structures
             in the outer form the nearest in Kullback-Leibler divergence; other forms fit the inverse of ``init``).

@@ -31,7 +31,8 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: MaxSt
 
     After each ``step()`` the coordinates of every point among its parameters are folded into the point's
     frame (``A <- A Exp(D.eta)``, ``eta <- 0``), and the optimizer's vector state is carried along. Ordinary
-    parameters are left alone.
+    parameters are left alone. With SGD this is the update of Eqs. local_rgd_mom to jacobian_transform, and without
+    momentum that of Eq. rgd_standard_norm.
 
     Args:
         optimizer: any :class:`torch.optim.Optimizer` that holds coordinates of at least one

@@ -1,4 +1,4 @@
-"""INGD's own Kronecker code against the coordinates of ``groups.Kronecker`` (Eqs. mat_sub_manifold, mat_gauss_norm_coord).
+"""INGD's own Kronecker code against ``groups.Kronecker`` (Eqs. mat_sub_manifold and mat_gauss_norm_coord).
 
 INGD keeps K and C apart and has code of its own for them. It is the same geometry as the group's.
 """

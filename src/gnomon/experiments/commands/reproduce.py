@@ -158,10 +158,10 @@ def _reproduce_figures(names: Sequence[str], output: Path, quick: bool) -> None:
 def _check_data(names: Sequence[str], scale: str, data_dir: Path | None) -> None:
     """Missing data of any table is an error before the first run of the first one."""
     from ..data import load
-    from ..tables.scales import TABLES as scales
+    from ..tables import scales
 
     for name in names:
-        for task in scales[name][scale].tasks:
+        for task in scales.TABLES[name][scale].tasks:
             load(task.data, data_dir, train_limit=task.train_limit, test_limit=task.test_limit)
 
 
