@@ -1,7 +1,7 @@
 """Variational inference: structured Gaussians near a posterior, by natural gradients in the moving frame.
 
-    fit = gnomon.vi.fit(log_density, dim=90)  # log_density: (draws, 90) -> (draws,)
-    print(fit.summary())
+fit = gnomon.vi.fit(log_density, dim=90)  # log_density: (draws, 90) -> (draws,)
+print(fit.summary())
 """
 
 from typing import Any
@@ -11,8 +11,9 @@ from .parameters import Parameters
 from .psis import pareto_smooth
 from .result import Fit
 from .run import DensityError, RunawayError
+from .structure import Globals
 
-__all__ = ["AutoStructured", "DensityError", "Fit", "Parameters", "RunawayError", "fit", "pareto_smooth"]
+__all__ = ["AutoStructured", "DensityError", "Fit", "Globals", "Parameters", "RunawayError", "fit", "pareto_smooth"]
 
 
 def __getattr__(name: str) -> Any:

@@ -140,4 +140,6 @@ def _inner_shape(name: str, transform: Transform, shape: torch.Size) -> torch.Si
     try:
         return torch.Size(transform.inverse_shape(shape))
     except ValueError as error:
-        raise ValueError(f"parameters[{name!r}] has shape {tuple(shape)}, which its constraint refuses: {error}") from None
+        raise ValueError(
+            f"parameters[{name!r}] has shape {tuple(shape)}, which its constraint refuses: {error}"
+        ) from None

@@ -148,8 +148,7 @@ class Run:
     def _refuse_runaway(self, estimate: Estimate) -> None:
         if estimate.largest < FARTHEST:
             return
-        x = (mean_of(self.q) + push(self.q, torch.eye(self.q.d, dtype=self.q.dtype)[:1])).abs()
-        where = self.target.in_parameter_order(x)[0].argmax()
+        where = self.target.in_parameter_order(self.q.sample((8,))).abs().amax(0).argmax()
         raise RunawayError(
             f"the approximation runs away: draws are beyond {FARTHEST:g}, the farthest in unconstrained coordinate "
             f"{int(where)}. The density does not fall off in that direction: give it a prior that does"

@@ -65,7 +65,7 @@ class Settings:
 
     def tolerance_for(self, dim: int) -> float:
         """In nats: a part of a standard error of every coordinate."""
-        return 0.005 + 0.0005 * dim if self.tolerance is None else self.tolerance
+        return 0.005 + 0.0003 * dim if self.tolerance is None else self.tolerance
 
     def evaluation_draws_for(self, dim: int) -> int:
         """For the final bound and k-hat."""
