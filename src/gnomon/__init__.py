@@ -26,13 +26,14 @@ __all__ = [
     "problems",
     "riemannian",
     "testing",
+    "vi",
 ]
 
 
 if TYPE_CHECKING:
-    from . import baselines, problems, testing
+    from . import baselines, problems, testing, vi
 
-ON_DEMAND = ("baselines", "covariance", "mixture", "problems", "testing")
+ON_DEMAND = ("baselines", "covariance", "mixture", "problems", "testing", "vi")
 """Modules that are imported when they are asked for, so that ``import gnomon`` is quick.
 
 The modules covariance and mixture need scikit-learn.

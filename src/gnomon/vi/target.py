@@ -1,0 +1,159 @@
+"""The log density that is approximated: batched, counted, and with non-finite values set apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .density import Minibatches, batch_size
+from .parameters import Parameters
+
+DIFFERENCE = 1e-4
+"""The step of differences of gradients, where a density cannot be differentiated twice."""
+ROWS = 2**22
+"""How many numbers a batch of points may have where there is no need for one batch."""
+
+
+class Scores(NamedTuple):
+    """Log densities ``(draws,)`` and their gradients ``(draws, dim)``; which are ``finite``. Others are zero."""
+
+    value: Tensor
+    gradient: Tensor
+    finite: Tensor
+
+
+class Target:
+    """A log density over R^d, ``(draws, d) -> (draws,)``, with what inference asks of it.
+
+    Args:
+        function: the density of vectors, or of a dictionary of parameters.
+        parameters: how the vectors are read.
+        named: whether the function takes the dictionary.
+        temperature: the density is raised to the power ``1 / temperature``.
+        batches: of data, which the function takes after the parameters.
+
+    ``gradient_evaluations`` counts one for each draw, and two for each product of a Hessian and a vector;
+    ``density_evaluations`` counts the draws whose density alone was asked for.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Tensor],
+        parameters: Parameters,
+        *,
+        named: bool = False,
+        temperature: float = 1.0,
+        batches: Minibatches | None = None,
+    ) -> None:
+        self.parameters, self.dim = parameters, parameters.dim
+        self.temperature, self.batches = temperature, batches
+        self._function, self.named = function, named
+        self.order: Tensor | None = None
+        self._inverse_order: Tensor | None = None
+        self.gradient_evaluations = self.density_evaluations = 0
+        self.nonfinite_draws = self.violating_draws = 0
+
+    # ------------------------------------------------------------------ the order of coordinates
+    def reorder(self, order: Tensor) -> None:
+        """From now on coordinate ``i`` of the vectors is coordinate ``order[i]`` of the parameters."""
+        self.order, self._inverse_order = order, torch.argsort(order)
+
+    def in_parameter_order(self, x: Tensor) -> Tensor:
+        """Vectors as the parameters have them."""
+        return x if self._inverse_order is None else x[..., self._inverse_order]
+
+    def in_fitted_order(self, x: Tensor) -> Tensor:
+        """A vector of the parameters as the fit has it."""
+        return x if self.order is None else x[..., self.order]
+
+    # ------------------------------------------------------------------ data
+    def two_batches(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+        """A batch for each half of the draws; without data, nothing."""
+        return ((), ()) if self.batches is None else (self.batches.next(), self.batches.next())
+
+    # ------------------------------------------------------------------ values
+    def __call__(self, x: Tensor, *batch: Any) -> Tensor:
+        """The log density at each row; where parameters leave their constraints it is not a number.
+
+        With data, it is estimated from a batch: without one, always from the same.
+        """
+        if self.batches is not None and not batch:
+            batch = self.batches.first
+        x = self.in_parameter_order(x)
+        if not self.named:
+            return self._function(x, *batch) / self.temperature
+        values, logdet = self.parameters.constrain_with_logdet(x)
+        density = (self._function(values, *batch) + logdet) / self.temperature
+        outside = self.parameters.violations({name: value.detach() for name, value in values.items()})
+        if bool(outside.any()):
+            self.violating_draws += int(outside.sum())
+            density = density.masked_fill(outside, torch.nan)
+        return density
+
+    @torch.no_grad()
+    def log_density(self, x: Tensor) -> Tensor:
+        """The values alone, a bounded number of rows at a time; of all data, if there are batches of it."""
+        values = [self._of_all_data(rows) for rows in x.split(max(1, ROWS // self.dim))]
+        self.density_evaluations += len(x)
+        return torch.cat(values)
+
+    def _of_all_data(self, x: Tensor) -> Tensor:
+        if self.batches is None:
+            return self(x)
+        # Each batch estimates the log density of all data; by their sizes the estimates average to it.
+        total, count = x.new_zeros(len(x)), 0
+        for batch in self.batches:
+            size = batch_size(batch)
+            total, count = total + size * self(x, *batch), count + size
+        return total / count
+
+    def scores(self, x: Tensor, *batch: Any) -> Scores:
+        """Values and gradients at each row."""
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            value = self(leaf, *batch)
+            (gradient,) = torch.autograd.grad(value.sum(), leaf)
+        self.gradient_evaluations += len(x)
+        value = value.detach()
+        total = value.sum() + gradient.sum()
+        if bool(total.isfinite()):
+            return Scores(value, gradient, torch.ones_like(value, dtype=torch.bool))
+        finite = value.isfinite() & gradient.isfinite().all(-1)
+        self.nonfinite_draws += int((~finite).sum())
+        return Scores(value.where(finite, 0), gradient.where(finite.unsqueeze(-1), 0), finite)
+
+    # ------------------------------------------------------------------ second derivatives
+    def hessian_products(self, x: Tensor, vectors: Tensor, *batch: Any) -> Tensor:
+        """``H(x) v`` for each row of ``vectors``, at the point x or at as many points."""
+        parts = [
+            self._products(x.expand_as(vectors)[rows], vectors[rows], *batch)
+            for rows in torch.arange(len(vectors)).split(max(1, ROWS // self.dim))
+        ]
+        return torch.cat(parts)
+
+    def _products(self, x: Tensor, vectors: Tensor, *batch: Any) -> Tensor:
+        self.gradient_evaluations += 2 * len(vectors)
+        with torch.enable_grad():
+            leaf = x.detach().clone().requires_grad_()
+            try:
+                (gradient,) = torch.autograd.grad(self(leaf, *batch).sum(), leaf, create_graph=True)
+                if not gradient.requires_grad:  # linear: no second derivatives
+                    return torch.zeros_like(vectors)
+                (products,) = torch.autograd.grad(gradient, leaf, vectors)
+                return products
+            except RuntimeError:  # an operation of the density has no second derivative
+                pass
+        gradients = []
+        for sign in (1, -1):
+            with torch.enable_grad():
+                leaf = (x + sign * DIFFERENCE * vectors).detach().requires_grad_()
+                gradients.append(torch.autograd.grad(self(leaf, *batch).sum(), leaf)[0])
+        return (gradients[0] - gradients[1]) / (2 * DIFFERENCE)
+
+    def hessian(self, x: Tensor, *batch: Any) -> Tensor:
+        """The Hessian at one point, dense and symmetric, by one product for each coordinate."""
+        products = self.hessian_products(x, torch.eye(self.dim, dtype=x.dtype, device=x.device), *batch)
+        return (products + products.mT) / 2
