@@ -18,8 +18,8 @@ class BatchAndMatch:
     """Fits a full Gaussian so that its score is that of a target on a batch of draws.
 
     A step draws z from the current Gaussian and takes the scores g of the target there. It minimizes the mean over the
-    batch of ``|g - score of q(z)|^2`` in the norm of q's covariance, and ``2 / lambda`` times the divergence from the current
-    Gaussian to q. With means and covariances of the batch, ``z_bar``, ``C``, ``g_bar``, ``G``, the minimizer is:
+    batch of ``|g - score of q(z)|^2`` in the norm of q's covariance, and ``2 / lambda`` times the divergence from the
+    current Gaussian to q. With means and covariances of the batch, ``z_bar``, ``C``, ``g_bar``, ``G``, the result is:
 
         U = lambda G + lambda / (1 + lambda) g_bar g_bar^T
         V = Sigma + lambda C + lambda / (1 + lambda) (mu - z_bar) (mu - z_bar)^T

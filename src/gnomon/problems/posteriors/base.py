@@ -38,13 +38,17 @@ class Reference:
     means: Tensor
     sds: Tensor
 
+    def entries(self, values: Values) -> Tensor:
+        """Return the draws of the entries that the reference has, ``(draws, names)``."""
+        columns = dict(_entries(values))
+        return torch.stack([columns[name] for name in self.names], -1)
+
     def error(self, values: Values) -> float:
         """Return the largest error of the draws' means, in posterior standard deviations, and log standard deviations.
 
         The error of an entry is ``max(|mean - reference mean| / reference sd, |log(sd / reference sd)|)``.
         """
-        columns = dict(_entries(values))
-        draws = torch.stack([columns[name] for name in self.names], -1)
+        draws = self.entries(values)
         means = (draws.mean(0) - self.means) / self.sds
         sds = (draws.std(0) / self.sds).log()
         errors = torch.stack([means, sds]).abs()

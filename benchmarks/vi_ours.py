@@ -1,0 +1,132 @@
+"""Runs of gnomon.vi.fit, and the best full Gaussian of a posterior, for benchmarks/vi.py."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.distributions import MultivariateNormal
+from vi_methods import FINAL_DRAWS, Approximation, Hits, Record, error_of, laplace, quality, sampled
+
+from gnomon import vi
+from gnomon.problems.posteriors import Posterior
+
+STEPS = (1, 4, 16, 64, 256)
+"""Lengths of fits that are tried for the first one within 0.2 of the reference."""
+SAA_DRAWS = 2048
+
+
+def timed_fit(posterior: Posterior, seed: int, **settings: Any) -> tuple[vi.Fit, float]:
+    """A fit and its process CPU time."""
+    began = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that max_steps is reached
+        fit = vi.fit(posterior.log_density, dim=posterior.dim, seed=seed, **settings)
+    return fit, time.process_time() - began
+
+
+def approximation(fit: vi.Fit, count: int) -> Approximation:
+    """Draws in the order of the parameters."""
+    draws = fit.posterior.sample((count,))
+    log_q = fit.posterior.log_prob(draws)
+    return Approximation(draws if fit.order is None else draws[:, torch.argsort(fit.order)], log_q)
+
+
+def gnomon_fit(posterior: Posterior, seed: int, **settings: Any) -> Record:
+    """A fit with the defaults, and the shortest one, of those with fewer steps, that is within 0.2 of the reference.
+
+    A shorter fit is what ``max_steps`` gives. Its gradient evaluations contain those of the start.
+    """
+    torch.manual_seed(seed)
+    try:
+        fit, seconds = timed_fit(posterior, seed, **settings)
+    except RuntimeError as error:
+        empty = dict.fromkeys(("error", "elbo", "elbo_error", "khat", "evaluations", "seconds"))
+        return {**Hits().record(), **empty, "failure": f"{type(error).__name__}: {error}"[:200]}
+    record = {
+        "evaluations": fit.counts.gradient_evaluations,
+        "seconds": seconds,
+        "steps": len(fit.history),
+        "structure": type(fit.posterior.structure).__name__,
+        "converged": fit.converged,
+        "failure": None,
+    }
+    hits = Hits()
+    if posterior.reference is not None:
+        hits = _shortest(posterior, fit, seconds, seed, settings)
+    return {**hits.record(), **record, **quality(posterior, approximation(fit, FINAL_DRAWS))}
+
+
+def _shortest(posterior: Posterior, fit: vi.Fit, seconds: float, seed: int, settings: dict[str, Any]) -> Hits:
+    hits = Hits()
+    for steps in (steps for steps in STEPS if steps < len(fit.history)):
+        short, spent = timed_fit(posterior, seed, **settings, max_steps=steps, evaluation_draws=2)
+        error = error_of(posterior, short.unconstrained_draws(FINAL_DRAWS))
+        hits.add(error, short.counts.gradient_evaluations, spent)
+        if hits.found:
+            return hits
+    error = error_of(posterior, fit.unconstrained_draws(FINAL_DRAWS))
+    for _ in range(2):  # the end of the fit needs no second check
+        hits.add(error, fit.counts.gradient_evaluations, seconds)
+    return hits
+
+
+# ---------------------------------------------------------------------- the best Gaussian
+def best_gaussian(posterior: Posterior) -> Record:
+    """The full Gaussian with the largest bound, from two starts: our fit, and the mode near the reference's means."""
+    torch.manual_seed(0)
+    draws = timed_fit(posterior, 0)[0].unconstrained_draws(FINAL_DRAWS)
+    starts = [(draws.mean(0), draws.mT.cov())]
+    with contextlib.suppress(RuntimeError):  # where there is no mode
+        starts.append(laplace(posterior, near_reference(posterior))[:2])
+    results = []
+    for loc, covariance in starts:
+        if bool(torch.linalg.cholesky_ex(covariance).info == 0):
+            q = ascend(posterior, loc, torch.linalg.cholesky(covariance))
+            results.append(quality(posterior, sampled(q, FINAL_DRAWS)))
+    return max(results, key=lambda record: -1e300 if record["elbo"] is None else record["elbo"])
+
+
+def near_reference(posterior: Posterior) -> Tensor:
+    """Coordinates whose values are nearest to the reference's means, in standard deviations."""
+    reference = posterior.reference
+    assert reference is not None
+    x = torch.zeros(1, posterior.dim, requires_grad=True)
+    search = torch.optim.LBFGS([x], max_iter=500, line_search_fn="strong_wolfe")
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        entries = reference.entries(posterior.to_constrained(x))
+        loss = ((entries - reference.means) / reference.sds).square().sum() + 1e-6 * x.square().sum()
+        loss.backward()
+        return loss
+
+    search.step(closure)
+    return x.detach()
+
+
+def ascend(posterior: Posterior, loc: Tensor, factor: Tensor) -> MultivariateNormal:
+    """The largest bound with fixed draws, by L-BFGS over mean and Cholesky factor in the frame of the start."""
+    half = torch.randn(SAA_DRAWS // 2, posterior.dim)
+    z = torch.cat([half, -half])
+    shift = torch.zeros(posterior.dim, requires_grad=True)
+    turn = torch.zeros(posterior.dim, posterior.dim, requires_grad=True)
+    search = torch.optim.LBFGS([shift, turn], max_iter=150, history_size=20, line_search_fn="strong_wolfe")
+
+    def triangle() -> Tensor:
+        return factor @ (turn.tril(-1) + turn.diagonal().exp().diag())
+
+    def closure() -> Tensor:
+        search.zero_grad()
+        draws = loc + factor @ shift + z @ triangle().mT
+        loss = -posterior.log_density(draws).mean() - turn.diagonal().sum()
+        loss.backward()
+        return loss
+
+    search.step(closure)
+    with torch.no_grad():
+        return MultivariateNormal(loc + factor @ shift, scale_tril=triangle())

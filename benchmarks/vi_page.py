@@ -1,0 +1,278 @@
+"""Tables and the page docs/results/vi.md from the records of benchmarks/vi.py."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from pathlib import Path
+
+import report
+from vi_methods import BUDGET, GUIDES, WITHIN, Record
+
+PAGE = Path(__file__).parent.parent / "docs" / "results" / "vi.md"
+MAIN = "gnomon.vi"
+BEST = "best Gaussian"
+MATCHING = ("batch and match", "batch and match, from the mode")
+BASELINES = (*GUIDES, *MATCHING)
+HEAD = """# Results of variational inference
+
+`gnomon.vi.fit` with its defaults, beside Pyro's guides with Adam and beside batch and match (Cai and others, 2024),
+on the {count} posteriors of posteriordb that have reference draws. `python benchmarks/vi.py --write` writes this page
+from `benchmarks/vi.jsonl`; runs that are recorded there are not repeated.
+
+**Error.** The largest error over all parameters, on their own scale: of means, in posterior standard deviations, and
+of logs of standard deviations, from 10,000 draws. **Evaluations** are gradients of the log density, one for each
+draw; a product of the Hessian with a vector counts as two, and the search for the mode is counted. **Seconds** are
+process CPU time with one thread, without checks. A run has reached the target where two checks in a row are within
+{within}; for `gnomon.vi` a check is a fit with a smaller `max_steps`. **k-hat** is the shape of the tail of the
+importance weights; above 0.7 they cannot mend the approximation.
+
+**Baselines.** Pyro's guides start at their defaults (mean 0, standard deviations 0.1), with ten particles a step and
+the best of the rates 0.01, 0.03, 0.1 and 0.3 for each posterior. Batch and match has 32 draws a step and the paper's
+schedule, from mean 0 and covariance I, and once more from the mode and the inverse of the Hessian there. A run of a
+baseline ends after {budget:,} evaluations or 5 seconds. Baselines have one seed, `gnomon.vi` has five.
+"""
+
+
+# ---------------------------------------------------------------------- records
+Table = dict[tuple[str, str], list[Record]]
+
+
+def by_posterior_and_method(records: Iterable[Record]) -> Table:
+    table: Table = defaultdict(list)
+    for record in records:
+        table[record["posterior"], record["method"]].append(record)
+    return table
+
+
+def best_rate(records: list[Record]) -> Record | None:
+    """Of several rates the one that reached the target first, or else that with the smallest error."""
+
+    def rank(record: Record) -> tuple[float, float]:
+        reached, error = record["evaluations_to_target"], record["error"]
+        return (math.inf if reached is None else reached, math.inf if error is None else error)
+
+    return min(records, key=rank) if records else None
+
+
+def halves(names: list[str]) -> tuple[list[str], list[str]]:
+    """Development and judgement: every second name, from the first and from the second."""
+    return names[::2], names[1::2]
+
+
+def worst(records: list[Record]) -> float:
+    """The largest error of several seeds; a failure is infinite."""
+    return max(math.inf if record["error"] is None else record["error"] for record in records)
+
+
+def median(records: list[Record], part: str) -> float | None:
+    """Of several seeds, None where one of them has none."""
+    values = [record[part] for record in records]
+    return None if any(value is None for value in values) else statistics.median(values)
+
+
+def geometric_mean(values: list[float]) -> float:
+    return math.exp(statistics.fmean(math.log(value) for value in values))
+
+
+# ---------------------------------------------------------------------- cells
+def number(value: float | None, digits: int = 2) -> str:
+    if value is None or not math.isfinite(value):
+        return "-"
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}f}"
+
+
+def count(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
+
+
+# ---------------------------------------------------------------------- tables
+def summary(table: Table, names: list[str]) -> str:
+    """One row a method: how many posteriors it reaches, and what it takes beside ours."""
+    development, judgement = halves(names)
+    rows = []
+    for method in (MAIN, *BASELINES):
+        chosen = {name: _chosen(table, name, method) for name in names}
+        chosen = {name: records for name, records in chosen.items() if records}
+        if not chosen:
+            continue
+        reached = [name for name, records in chosen.items() if median(records, "evaluations_to_target") is not None]
+        evaluations = [median(chosen[name], "evaluations_to_target") for name in reached]
+        rows.append(
+            [
+                method,
+                f"{len(reached)} of {len(chosen)}",
+                f"{len(set(reached) & set(development))} and {len(set(reached) & set(judgement))}",
+                count(statistics.median(value for value in evaluations if value)) if evaluations else "-",
+                *_ratios(table, chosen, method),
+            ]
+        )
+    header = ["method", "within 0.2", "development and judgement", "median evaluations", "evaluations, times ours"]
+    return report.table([*header, "seconds, times ours"], rows)
+
+
+def _chosen(table: Table, name: str, method: str) -> list[Record]:
+    records = table.get((name, method), [])
+    if method not in GUIDES:
+        return records
+    best = best_rate(records)
+    return [] if best is None else [best]
+
+
+def _ratios(table: Table, chosen: dict[str, list[Record]], method: str) -> list[str]:
+    """Geometric means over the posteriors that ours reaches; what a baseline never reached counts with all it spent."""
+    if method == MAIN:
+        return ["1", "1"]
+    cells = []
+    for part, spent in (("evaluations_to_target", "evaluations"), ("seconds_to_target", "seconds")):
+        ratios, bound = [], ""
+        for name, records in chosen.items():
+            ours = median(table.get((name, MAIN), [{part: None}]), part)
+            if ours is None:
+                continue
+            theirs = median(records, part)
+            if theirs is None:
+                bound = "at least "
+                theirs = max(records[0][spent], 1e-9)
+            ratios.append(theirs / ours)
+        cells.append(f"{bound}{geometric_mean(ratios):.1f}" if ratios else "-")
+    return cells
+
+
+def posteriors_table(table: Table, names: list[str], dims: dict[str, int]) -> str:
+    rows = []
+    development, _ = halves(names)
+    for name in names:
+        records = table.get((name, MAIN), [])
+        if not records:
+            continue
+        full = best_rate(table.get((name, "AutoMultivariateNormal"), []))
+        matched = [_chosen(table, name, method) for method in MATCHING]
+        rows.append(
+            [
+                name.split("-", 1)[1] if name.split("-")[0] in name.split("-", 1)[1] else name,
+                "d" if name in development else "j",
+                str(dims[name]),
+                number(worst(records)),
+                count(median(records, "evaluations_to_target")),
+                number(median(records, "seconds_to_target")),
+                number(statistics.median(record["khat"] or math.inf for record in records)),
+                _reached_or_error(full),
+                *(_reached_or_error(part[0] if part else None) for part in matched),
+            ]
+        )
+    header = ["posterior", "half", "dim", "error, worst of 5", "evaluations", "seconds", "k-hat"]
+    return report.table([*header, "Pyro, full rank", "batch and match", "from the mode"], rows)
+
+
+def _reached_or_error(record: Record | None) -> str:
+    """The evaluations to the target; in brackets the error at the end, where it was not reached."""
+    if record is None:
+        return ""
+    if record["evaluations_to_target"] is not None:
+        return count(record["evaluations_to_target"])
+    return f"({number(record['error'], 1)})" if record["error"] is not None else "(failed)"
+
+
+def beyond(table: Table, names: list[str]) -> str:
+    """The posteriors on which our worst seed is beyond the target, and what the best Gaussian has there."""
+    rows = []
+    for name in names:
+        ours, best = table.get((name, MAIN), []), table.get((name, BEST), [])
+        if ours and worst(ours) > WITHIN:
+            errors = ", ".join(number(record["error"]) for record in sorted(ours, key=lambda record: record["seed"]))
+            elbos = number(median(ours, "elbo"))
+            cells = [number(best[0]["error"]), number(best[0]["elbo"])] if best else ["-", "-"]
+            rows.append([name, errors, cells[0], elbos, cells[1]])
+    return report.table(["posterior", "errors of 5 seeds", "of the best Gaussian", "our bound", "its bound"], rows)
+
+
+def variants(table: Table, names: list[str]) -> str:
+    """Momentum and rates: the target, and the end."""
+    rows = []
+    methods = sorted({method for _, method in table if method.startswith(MAIN)}, key=lambda name: (len(name), name))
+    for method in methods:
+        records = [record for name in names for record in table.get((name, method), []) if record["seed"] == 0]
+        reached = [record["evaluations_to_target"] for record in records if record["evaluations_to_target"] is not None]
+        ends = [record["evaluations"] for record in records if record["evaluations"]]
+        if not reached:
+            continue
+        rows.append(
+            [
+                method,
+                f"{len(reached)} of {len(records)}",
+                count(geometric_mean(reached)),
+                count(geometric_mean(ends)),
+                f"{sum(bool(record.get('converged')) for record in records)}",
+            ]
+        )
+    header = ["method", "within 0.2", "evaluations to it", "evaluations to the end", "stopped by themselves"]
+    return report.table(header, rows)
+
+
+def hierarchical(table: Table, dims: dict[str, int]) -> str:
+    rows = []
+    for (name, method), records in table.items():
+        if name not in dims or records[0]["error"] is not None:
+            continue
+        best = max(records, key=lambda record: -math.inf if record["elbo"] is None else record["elbo"])
+        cells = [best.get("structure") or "", str(best.get("steps") or ""), count(best["evaluations"])]
+        elbo = "failed" if best["elbo"] is None else f"{best['elbo']:,.2f} ± {best['elbo_error']:.2f}"
+        rows.append([name, str(dims[name]), method, *cells, number(best["seconds"], 1), elbo, number(best["khat"])])
+    rows.sort(key=lambda row: (int(row[1]), row[0], row[2] != MAIN, row[2]))
+    header = ["posterior", "dim", "method", "structure", "steps", "evaluations", "seconds", "bound", "k-hat"]
+    return report.table(header, rows)
+
+
+BEYOND = """## Beyond 0.2
+
+The best Gaussian has the largest bound that L-BFGS finds with 2,048 fixed draws, from our fit and from the mode near
+the reference's means.
+"""
+EACH = """## Posterior by posterior
+
+Evaluations to within 0.2, or in brackets the error at the end. Half d is development, j is judgement.
+"""
+RATES = """## Rates and momentum
+
+Geometric means of evaluations, seed 0.
+"""
+LOCAL = """## Hierarchical models without reference draws
+
+The bound is up to the constants that a model drops. Pyro's guides: the best of four rates, with at most 20,000
+evaluations or 5 CPU seconds each, 30 seconds for more than 500 unknowns.
+"""
+CONCLUSIONS = ""
+
+
+def page(records: list[Record], names: list[str], local_names: list[str], dims: dict[str, int]) -> str:
+    """The whole page."""
+    table = by_posterior_and_method(records)
+    development, judgement = halves(names)
+    parts = [
+        HEAD.format(count=len(names), within=WITHIN, budget=BUDGET),
+        f"**Halves.** Development: {', '.join(development)}.\n\nJudgement: {', '.join(judgement)}.\n",
+        "## In short\n",
+        summary(table, names) + "\n",
+        CONCLUSIONS,
+        BEYOND,
+        beyond(table, names) + "\n",
+        EACH,
+        posteriors_table(table, names, dims) + "\n",
+        RATES,
+        variants(table, names) + "\n",
+        LOCAL,
+        hierarchical(table, {name: dims[name] for name in local_names}),
+    ]
+    return "\n".join(parts)
+
+
+def write(records: list[Record], names: list[str], local_names: list[str], dims: dict[str, int]) -> None:
+    """Write the page, and the summary into RESULTS.md."""
+    PAGE.write_text(page(records, names, local_names, dims) + "\n")
+    machine = report.machine("pyro-ppl")
+    short = summary(by_posterior_and_method(records), names)
+    text = f"## Variational inference\n\n{machine}\n\n{short}\n\nMore is in docs/results/vi.md."
+    report.write("vi", text, {"machine": machine, "posteriors": len(names), "runs": len(records)})
