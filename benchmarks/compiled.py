@@ -18,7 +18,6 @@ import functools
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import report
@@ -66,8 +65,10 @@ def step(optimizer: INGD, layer: FactoredLayer) -> Forms:
     largest = update_rules.Peaks(peaks, {p: i for i, p in enumerate(params)})
 
     def run(compiles: bool) -> None:
-        optimizer._config = replace(optimizer._config, compile=compiles)
-        optimizer._move_layers([Move(layer, group, dict.fromkeys(params, group))], largest, ok)
+        steps = update_rules.LayerSteps(
+            optimizer._states, optimizer._strategy, optimizer._precondition, replaces_gradients=False, compile=compiles
+        )
+        steps.by_rms([Move(layer, group, dict.fromkeys(params, group))], largest, ok)
 
     return functools.partial(run, False), functools.partial(run, True)
 

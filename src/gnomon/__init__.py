@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from . import groups, optim, riemannian
-from .manifolds import SPD, Gaussian
+from .manifolds import SPD, Gaussian, kl_divergence
 from .optim import moving_frame
 
 __version__ = "0.1.0"
@@ -20,6 +20,7 @@ __all__ = [
     "__version__",
     "baselines",
     "groups",
+    "kl_divergence",
     "moving_frame",
     "optim",
     "problems",
@@ -32,8 +33,11 @@ __all__ = [
 if TYPE_CHECKING:
     from . import baselines, problems, testing, vi
 
-ON_DEMAND = ("baselines", "mixture", "problems", "testing", "vi")
-"""Modules that are imported when they are asked for, so that ``import gnomon`` is quick; mixture needs scikit-learn."""
+ON_DEMAND = ("baselines", "covariance", "mixture", "problems", "testing", "vi")
+"""Modules that are imported when they are asked for, so that ``import gnomon`` is quick.
+
+The modules covariance and mixture need scikit-learn.
+"""
 
 
 def __getattr__(name: str) -> ModuleType:

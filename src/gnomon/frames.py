@@ -52,11 +52,14 @@ class Chart:
         return -1 if self.form == "inverse" else 1
 
     def retract(self, a: Element, eta: Element) -> Element:
-        """The factor at coordinates eta."""
+        """The factor at coordinates eta: the map phi of the paper (Eq. gen_normal_param)."""
         return self.group.retract(a, eta, self.order, self._left, self._sign)
 
     def pullback(self, a: Element, grad: Element) -> Element:
-        """The gradient in eta at 0 from the gradient in the factor's blocks: one product, no inverse."""
+        """The gradient in eta at 0 from the gradient in the factor's blocks: one product, no inverse.
+
+        For dense factors it is ``A^T g A`` or ``B^-1 g B^-T`` (Eqs. egd_coordinate_a and egd_coordinate_b).
+        """
         g = self.group.scale(self.group.pullback(a, grad, left=self._left))
         return times(-1, g) if self.form == "inverse" else g
 
@@ -91,9 +94,9 @@ class Chart:
         return times(2, self.group.scale(self.group.dual(self.group.identity_like(a))))
 
     def carry(self, step: Element, vector: Element, corrected: bool = False) -> Element:
-        """A tangent vector in the new frame, after the fold of ``step``.
+        """A tangent vector in the new frame, after the fold of ``step`` (Eqs. transport_approx and jacobian_transform).
 
-        - Symmetric and abelian structures: the vector itself, which is exact.
+        - Symmetric and abelian structures: the vector itself, which is exact (Eq. jacob_vec_sym).
         - The affine group of a Gaussian: the chain rule of Eq. gnormal_coord2, unless ``corrected``.
         - Otherwise parallel transport to second order in the step.
         """

@@ -136,7 +136,18 @@ def _always_float64(self, batch_shape=(), *, dtype=None, device=None):
 DOUBLED = [
     *["mul", "apply", "to_dense", "ldiv", "apply_inverse", "logabsdet", "restrict", "pullback", "dual", "scale"],
     *["unscale", "from_dense", "from_diagonal", "identity", "identity_like", "factor", "matvec", "rmatvec", "solve"],
-    *["rsolve", "gram", "trace", "squared_norm", "metric_dual", "length", "squared", "times_square", "apply_squared"],
+    *[
+        "rsolve",
+        "gram",
+        "trace",
+        "squared_norm",
+        "square_diagonal",
+        "metric_dual",
+        "length",
+        "squared",
+        "times_square",
+        "apply_squared",
+    ],
     *["bracket", "exp", "move", "retract", "transpose", "congruence", "flatten", "unflatten", "pack", "unpack"],
 ]
 DOUBLES = [pytest.param(method, mutant(g.Triangular, 2, **{method: twice(method)}), id=method) for method in DOUBLED]
@@ -166,6 +177,7 @@ WRONG = {
     "norm_estimate, below": mutant(g.Triangular, 2, norm_estimate=lambda self, n: 0.1 * n[0].abs().amax(-1)),
     "norm_estimate, above": mutant(g.Diagonal, 2, norm_estimate=lambda self, n: 4 * n[0].abs().amax(-1)),
     "reach": mutant(g.Diagonal, 2, reach=lambda self, eta: self.norm_bound(self.scale(eta))),
+    "stretch": mutant(g.Diagonal, 2, stretch=lambda self, eta: self.norm_bound(self.scale(eta))),
     "products": mutant(g.Arrow, 4, products=property(lambda self: 3)),
     "transposed": mutant(g.Triangular, 2, transposed=property(lambda self: self)),
     "coordinate_sets": mutant(g.Arrow, 3, coordinate_sets=property(lambda self: ((0, 1),))),

@@ -227,7 +227,7 @@ def test_maximum_likelihood_recovers_the_moments(group, form):
         (lambda: gnomon.Gaussian(1, loc=torch.tensor([math.nan])), "loc holds nan; give finite values"),
         (lambda: gnomon.Gaussian(2, init=-torch.eye(2)), "init is not positive definite"),
         (lambda: gnomon.Gaussian(g.Kronecker(g.Dense(2), g.Dense(2))), "needs a matrix algebra"),
-        (lambda: gnomon.Gaussian(2).kl_divergence(gnomon.SPD(2)), "other must be a gnomon.Gaussian"),
+        (lambda: gnomon.Gaussian(2).kl_divergence(gnomon.SPD(2)), "q must be a gnomon.Gaussian"),
         (lambda: gnomon.Gaussian(2).log_prob(torch.zeros(3)), "vectors of length 2"),
     ],
 )

@@ -91,7 +91,7 @@ class _CountProducts(TorchDispatchMode):
 
 def test_a_momentum_step_on_the_full_manifold_is_five_products():
     point = random_point(g.Dense(6))
-    optimizer = gnomon.moving_frame(torch.optim.SGD(point.parameters(), lr=0.1, momentum=0.9))
+    optimizer = gnomon.moving_frame(torch.optim.SGD(point.parameters(), lr=1e-3, momentum=0.9))
     weight = torch.randn(6, 6, dtype=torch.float64)
     for _ in range(2):
         with _CountProducts() as forward:

@@ -61,7 +61,7 @@ def test_a_start_without_collapse_is_preferred(monkeypatch):
     """The collapsed fit has the higher likelihood, but one that only reg_covar bounds means little."""
     X, _ = blobs(n=100)
     collapses = iter([{0: 1}, {}, {1: None}])
-    monkeypatch.setattr("gnomon.mixture._collapses", lambda *_: next(collapses))
+    monkeypatch.setattr("gnomon.mixture.estimator.collapses", lambda *_: next(collapses))
     model = quiet_fit(GaussianMixture(3, n_init=3, max_iter=5, random_state=0), X)
     assert len(model.collapsed_) == 0
 

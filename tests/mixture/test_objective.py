@@ -6,7 +6,8 @@ import torch
 
 import gnomon
 from gnomon import groups as g
-from gnomon.mixture import GaussianMixture, _Objective
+from gnomon.mixture import GaussianMixture
+from gnomon.mixture.objective import Objective
 from gnomon.testing import random_element
 from support.mixtures import FORMS, STRUCTURES, blobs, blocks, heisenberg
 
@@ -23,19 +24,28 @@ def test_objective_and_its_gradient(structure, form, monkeypatch):
     loc = torch.randn(k, 4, dtype=torch.float64)
     components = gnomon.Gaussian(group, form=form, loc=loc, init=covariance, batch_shape=(k,))
     logits = torch.nn.Parameter(torch.randn(k, dtype=torch.float64))
-    objective = _Objective(z, components, logits, floor=0.1, log_volume=2.0)
+    weights = torch.rand(50, dtype=torch.float64)
+    weights /= weights.sum()
+    objective = Objective(z, weights, components, logits, floor=0.1, log_volume=2.0)
 
     dense = torch.distributions.MultivariateNormal(loc, covariance)
     trace = torch.linalg.inv(covariance).diagonal(dim1=-2, dim2=-1).sum(-1)
     joint = dense.log_prob(z.unsqueeze(1)) - 0.05 * trace + logits.detach().log_softmax(0)
-    assert objective.value() == pytest.approx(2.0 - joint.logsumexp(1).mean().item())
+    assert objective.value() == pytest.approx(2.0 - float(weights @ joint.logsumexp(1)))
 
     whole = objective.gradient()
     gradients = [parameter.grad for parameter in objective.parameters]
-    monkeypatch.setattr("gnomon.mixture.CHUNK", 7 * k * 4)
+    monkeypatch.setattr("gnomon.mixture.objective.CHUNK", 7 * k * 4)
     assert objective.gradient() == pytest.approx(whole)
     for parameter, gradient in zip(objective.parameters, gradients, strict=True):
         torch.testing.assert_close(parameter.grad, gradient)
+    for features in (100, 1):  # densities by dense inverses, and by the structure
+        monkeypatch.setattr("gnomon.mixture.objective.DENSE_FEATURES", features)
+        statistics = objective.statistics()
+        assert statistics.loss == pytest.approx(whole)
+        objective.gradient_from(statistics)
+        for parameter, gradient in zip(objective.parameters, gradients, strict=True):
+            torch.testing.assert_close(parameter.grad, gradient)
 
     direction = [torch.randn_like(parameter) for parameter in objective.parameters]
     slope = sum((d * gradient).sum().item() for d, gradient in zip(direction, gradients, strict=True))

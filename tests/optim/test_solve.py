@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import gnomon
-from gnomon import groups
+from gnomon import groups, riemannian
 from gnomon.optim import LBFGS
 from gnomon.problems import LogDet, MetricNearness, Rosenbrock, random_spd, solve
 from support.marks import slow_where
@@ -307,3 +307,28 @@ def test_a_gradient_that_is_not_finite_is_a_wall():
     solution = solve(lambda x: (torch.where(x > 0, x * x.log(), 0 * x) + 0.5 * x**2 + x).sum(), x)
     assert solution.converged
     assert x.item() > 0
+
+
+def test_lbfgs_reaches_a_gradient_below_the_rounding_of_the_loss():
+    """The Karcher mean of five matrices: values differ by 1e-15 at the end, and gradients decide."""
+    points = torch.stack([random_spd(30, 1e3, generator=torch.Generator().manual_seed(i)) for i in range(5)])
+    point = gnomon.SPD(30, dtype=torch.float64)
+    optimizer = gnomon.optim.LBFGS(point.parameters())
+    evaluations = 0
+
+    def closure():
+        nonlocal evaluations
+        evaluations += 1
+        optimizer.zero_grad()
+        loss = riemannian.distance(point.matrix(), points).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(40):
+        optimizer.step(closure)
+        if float(point.eta.grad.norm()) < 1e-10:
+            break
+    assert float(point.eta.grad.norm()) < 1e-10
+    assert evaluations < 40
+    assert optimizer.stalled_steps == 0
+    assert riemannian.distance(point.matrix().detach(), riemannian.mean(points)).item() < 1e-9

@@ -90,7 +90,7 @@ class Alimisis2020(_Baseline):
 
 
 class Alimisis2021(_Baseline):
-    """Riemannian Nesterov momentum (Alimisis et al. 2021), y starting from tau::
+    """Riemannian Nesterov momentum (Alimisis et al. 2021; App. imple_baselines), y starting from tau::
 
     z   <- RExp(tau, -beta r)                       with r = tau g tau
     y   <- RExp(y, -beta / (1 - alpha) r transported from tau to y)
@@ -110,7 +110,7 @@ class Alimisis2021(_Baseline):
 
 
 class AhnSra2020(_Baseline):
-    """Riemannian Nesterov momentum (Ahn and Sra 2020), z starting from tau::
+    """Riemannian Nesterov momentum (Ahn and Sra 2020; App. imple_baselines), z starting from tau::
 
     y   <- RExp(tau, -beta r)                       with r = tau g tau
     z   <- RExp(tau, alpha / (1 - alpha) RExp^-1(tau, z) - 2 beta r)

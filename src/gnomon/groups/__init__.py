@@ -11,10 +11,12 @@ from .diagonal import Diagonal, Fixed
 from .kronecker import Kronecker
 from .low_rank import LowRank, LowRankAffine, Marginal
 from .operator import SymmetricOperator
+from .structures import STRUCTURE_NAMES, StructureLike, as_factory, as_structure
 from .toeplitz import Toeplitz
 from .triangular import Triangular
 
 __all__ = [
+    "STRUCTURE_NAMES",
     "Affine",
     "Arrow",
     "BlockDiagonal",
@@ -29,7 +31,10 @@ __all__ = [
     "LowRank",
     "LowRankAffine",
     "Marginal",
+    "StructureLike",
     "SymmetricOperator",
     "Toeplitz",
     "Triangular",
+    "as_factory",
+    "as_structure",
 ]

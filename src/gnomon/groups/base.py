@@ -37,7 +37,7 @@ def check_order(order: int | None) -> None:
 
 
 class Group(Blocks, ABC):
-    """A subgroup of GL(k), its Lie algebra, and what their operations cost.
+    """A subgroup of GL(k), its Lie algebra, and what their operations cost (Eq. submanifolds).
 
     A group owns no state. An element ``A`` is a tuple of tensors (its blocks) whose shapes, behind any
     leading batch dimensions, are ``shapes``. Elements of the algebra, written ``N``, and gradients with
@@ -47,8 +47,8 @@ class Group(Blocks, ABC):
 
     Coordinates are orthonormal (Sec. 3.2 of the paper): ``N = D . eta`` with ``D_j = 1 / ||E_j + E_j^T||_F``
     for the generator ``E_j``, so that the affine-invariant metric of ``tau = A A^T`` at ``eta = 0`` is the
-    identity. :meth:`scale` is that linear map, restricted to the coordinate space (a symmetric block is
-    stored in full, and symmetrized); it is its own adjoint.
+    identity (Eq. metric_simple). :meth:`scale` is that linear map, restricted to the coordinate space (a symmetric
+    block is stored in full, and symmetrized); it is its own adjoint.
 
     To add a structure, set the attributes ``k``, ``shapes`` and ``dim``, define the abstract methods ``mul``,
     ``apply`` and ``ldiv``, set the flags ``trivial_transport``, ``is_algebra`` and ``has_matrix_exp`` where their
@@ -61,6 +61,7 @@ class Group(Blocks, ABC):
     ``restrict``, ``pullback``           ``apply`` and ``mul``, by reverse differentiation
     ``apply_inverse``                    ``ldiv`` of the identity, ``apply``
     ``to_dense``, ``logabsdet``          ``apply`` to the k columns of I; ``to_dense``, in O(k^3)
+    ``square_diagonal``                  ``to_dense``; override it for a sparse structure
     ``dual``                             ``restrict`` of the k x k matrix; override it for a sparse structure
     ``from_dense``                       ``restrict``, ``dual``; the generators must be orthogonal
     ``from_diagonal``, ``identity``      ``from_dense`` of a k x k matrix; ``from_diagonal``
@@ -70,6 +71,7 @@ class Group(Blocks, ABC):
     ``transposed``, ``transpose``        itself, as a symmetric structure is; ``to_dense``, ``from_dense``
     ``congruence``, ``products``         ``to_dense``, ``restrict``; k products
     ``norm_bound``, ``reach``            ``apply`` to magnitudes; the generators must have no negative entry
+    ``stretch``                          ``reach`` and ``length``, whichever is less; often far above the norm
     ``squared``, ``times_square``        the element itself; two calls of ``apply``
     ===================================  ========================================================================
     """
@@ -253,6 +255,10 @@ class Group(Blocks, ABC):
         """``||A||_F^2``, of the batch shape."""
         return (self.flatten(a) * self.flatten(self.dual(a))).sum(-1)
 
+    def square_diagonal(self, a: Element) -> Tensor:
+        """The diagonal of ``A A^T``, of shape ``(*batch, k)``."""
+        return self.to_dense(a).square().sum(-1)
+
     def length(self, eta: Element) -> Tensor:
         """``||eta||``, the geodesic length of a tangent vector, of the batch shape and in float64."""
         return torch.linalg.vector_norm(self.flatten(eta), dim=-1, dtype=torch.float64)
@@ -277,6 +283,15 @@ class Group(Blocks, ABC):
     def reach(self, eta: Element) -> Tensor:
         """A bound on ``||2 D.eta||_2``: a step changes no direction of tau by more than e to this power."""
         return 2 * self.norm_bound(self.scale(eta))
+
+    def stretch(self, eta: Element) -> Tensor:
+        """A bound on ``||D.eta + (D.eta)^T||_2``: a step changes no direction of tau by more than e to this power.
+
+        It is the step's length in Thompson's metric, and at most the geodesic length, which is the Frobenius norm of
+        the same matrix. Unlike that it does not grow with the number of coordinates.
+        """
+        reach = self.reach(eta)
+        return torch.minimum(reach, self.length(eta).to(reach.dtype))
 
     def exp(self, n: Element, order: int | None = None) -> Element:
         """``Exp(N)``, or its truncation after the linear (1) or quadratic (2) term.

@@ -11,6 +11,12 @@ from torch.nn.functional import pad
 from .base import Element, Group, positive_size
 from .dense import Dense
 
+SMALL_BLOCK = 8
+
+
+def _frobenius_norm(matrices: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(matrices, dim=(-2, -1))
+
 
 def _beginning(memory: Tensor | None, shape: torch.Size) -> Tensor | None:
     """The first numbers of dense memory, whatever their order was."""
@@ -118,9 +124,22 @@ class BlockDiagonal(Group):
     def squared_norm(self, a: Element) -> Tensor:
         return self._total(Dense.squared_norm, a)
 
+    def square_diagonal(self, a: Element) -> Tensor:
+        blocks = [x.square().sum(-1) for x in a]
+        return torch.cat([blocks[0].flatten(-2), *blocks[1:]], -1)
+
+    def _greatest(self, quantity: Callable[[Dense, Element], Tensor], a: Element) -> Tensor:
+        """A quantity of each block, the greatest of them."""
+        stacked = quantity(self._stack, (a[0],)).amax(-1)
+        return torch.maximum(stacked, quantity(self._last, (a[1],))) if self._last else stacked
+
     def norm_estimate(self, n: Element) -> Tensor:
-        stacked = self._stack.norm_estimate((n[0],)).amax(-1)
-        return torch.maximum(stacked, self._last.norm_estimate((n[1],))) if self._last else stacked
+        return self._greatest(Dense.norm_estimate, n)
+
+    def stretch(self, eta: Element) -> Tensor:
+        """Of many small blocks by their Frobenius norms, which take a tenth of the time."""
+        small = self.block <= SMALL_BLOCK
+        return self._greatest(lambda g, eta: _frobenius_norm(eta[0]) if small else g.stretch(eta), eta)
 
     def metric_dual(self, covector: Element) -> Element:
         return self._each(Dense.metric_dual, covector)

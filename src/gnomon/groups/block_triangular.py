@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..linalg import SMALL_SIZE, matmul, spectral_norm
+from ..linalg import SMALL_SIZE, matmul, spectral_norm, widen
 from .base import Element, Group, add, positive_size
 from .dense import Dense
 from .diagonal import Diagonal, Fixed
@@ -226,6 +226,11 @@ class BlockTriangular(Group):
         a_s, a_t, coupling = self._open(a)
         return self.source.squared_norm(a_s) + self.target.squared_norm(a_t) + coupling.square().sum((-2, -1))
 
+    def square_diagonal(self, a: Element) -> Tensor:
+        a_s, a_t, coupling = self._open(a)
+        target = self.target.square_diagonal(a_t) + coupling.square().sum(-1)
+        return self._join(self.source.square_diagonal(a_s), target)
+
     def norm_estimate(self, n: Element) -> Tensor:
         """That of the 2 x 2 matrix of the parts' norms, which is no less than the norm of the whole.
 
@@ -234,6 +239,12 @@ class BlockTriangular(Group):
         n_s, n_t, coupling = self._open(n)
         s, t, c = self.source.norm_estimate(n_s), self.target.norm_estimate(n_t), _coupling_norm(coupling)
         return (torch.hypot(s + t, c) + torch.hypot(s - t, c)) / 2
+
+    def stretch(self, eta: Element) -> Tensor:
+        """The norm of the symmetric 2 x 2 matrix of the parts' norms, which is no less than that of the whole."""
+        e_s, e_t, coupling = self._open(eta)
+        s, t, c = self.source.stretch(e_s), self.target.stretch(e_t), _coupling_norm(widen(coupling)).to(coupling.dtype)
+        return (s + t + torch.hypot(s - t, math.sqrt(2) * c)) / 2
 
     def metric_dual(self, covector: Element) -> Element:
         m_s, m_t, coupling = self._open(covector)
@@ -351,7 +362,7 @@ class Affine(BlockTriangular):
     """``[[L, mu], [0, 1]]`` with ``L`` in a group: the Gaussian family (Sec. sngd_special).
 
     Its exponential map is that of Eq. gnormal_coord2, ``Exp(N) = [[Exp(N_L), n_mu], [0, 1]]``, which
-    agrees with the matrix exponential to first order and leaves the mean's step linear. With
+    agrees with the matrix exponential (Eq. gnormal_coord1) to first order and leaves the mean's step linear. With
     ``upper=False`` the vector is the last row: the form of a Gaussian's precision.
     """
 
@@ -377,9 +388,31 @@ class Affine(BlockTriangular):
         factor, vector = self.split(a)
         return vector if self.upper else -self.linear.rsolve(factor, vector)
 
+    def change_of_units(self, eta: Element, order: int | None) -> Tensor:
+        """By which factors the units of the whitened mean's coordinates change in a step, in the shape of their block.
+
+        With ``L <- L E`` gradients ``L^T g`` become ``E^T L^T g``: the factors are the lengths of E's columns. In
+        precision form ``P^-1 g`` becomes ``E P^-1 g`` with the inverse E of what P is multiplied by, and they are the
+        lengths of its rows.
+        """
+        linear = self.linear
+        e = linear.exp(linear.scale(eta[: len(linear.shapes)]), order)
+        squares = tuple(block.square() for block in e)
+        ones = torch.ones_like(eta[-1].mT if self.upper else eta[-1])
+        factors = linear.apply(squares, ones, transpose=self.upper).sqrt()
+        return factors.mT if self.upper else factors
+
     @property
     def transposed(self) -> Group:
         return Affine(self.linear.transposed, not self.upper)
+
+    def stretch(self, eta: Element) -> Tensor:
+        """That of the factor, or by how many standard deviations a coordinate of the whitened mean moves, if more.
+
+        As a length of the mean's step the largest coordinate does not grow with their number.
+        """
+        linear, shift = self.linear.stretch(eta[: len(self.linear.shapes)]), eta[-1].abs().amax((-2, -1))
+        return torch.maximum(linear, math.sqrt(0.5) * shift)
 
     def exp(self, n: Element, order: int | None = None) -> Element:
         cut = len(self.linear.shapes)

@@ -59,6 +59,9 @@ class Dense(Group):
     def norm_estimate(self, n: Element) -> Tensor:
         return spectral_norm(n[0]) if self.k <= SMALL_SIZE else super().norm_estimate(n)
 
+    def stretch(self, eta: Element) -> Tensor:
+        return spectral_norm(widen(0.5 * (eta[0] + eta[0].mT))).to(eta[0].dtype)
+
     def metric_dual(self, covector: Element) -> Element:
         return (covector[0].mul_(0.5),)
 

@@ -64,8 +64,14 @@ class Diagonal(Group):
     def squared_norm(self, a: Element) -> Tensor:
         return (a[0] * self.dual(a)[0]).sum(-1)
 
+    def square_diagonal(self, a: Element) -> Tensor:
+        return a[0].square()
+
     def norm_estimate(self, n: Element) -> Tensor:
         return n[0].abs().amax(-1)
+
+    def stretch(self, eta: Element) -> Tensor:
+        return eta[0].abs().amax(-1)
 
     def transpose(self, a: Element) -> Element:
         return a
@@ -110,6 +116,9 @@ class Fixed(Diagonal):
 
     def unscale(self, n: Element) -> Element:
         return (torch.zeros_like(n[0]),)
+
+    def stretch(self, eta: Element) -> Tensor:
+        return torch.zeros_like(eta[0][..., 0])
 
     def from_dense(self, matrix: Tensor) -> Element:
         return (torch.ones_like(super().from_dense(matrix)[0]),)

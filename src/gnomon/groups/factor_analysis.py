@@ -16,6 +16,8 @@ ENOUGH = 1e-14
 """Where no more is to be gained than this, one more step is the last."""
 RIDGE = 0.05
 """The share of the variances that is added to the covariance for the start, so that it has an inverse."""
+MOST_NOISE = 0.99
+"""The share of the variances that is noise at the second start."""
 
 
 class _Profile(NamedTuple):
@@ -61,17 +63,30 @@ def _profile(tau: Tensor, log_noise: Tensor, rank: int) -> _Profile:
     return _Profile(0.5 * float(value), values, vectors, factors)
 
 
-def fit_factors(tau: Tensor, rank: int) -> tuple[Tensor, Tensor]:
+def fit_factors(tau: Tensor, rank: int, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Loadings ``B`` (k x r) and noise ``c`` (k): ``B B^T + Diag(c)^2`` nearest to tau, ``KL(N(0, tau) || .)`` minimal.
 
     For a sample covariance, also a singular one, this is maximum likelihood. It is exact where tau is low rank plus
-    diagonal.
+    diagonal. Where the noise of a feature vanishes (a Heywood case) there are often several maxima; a second start is
+    made then. With a ``start``, noise c from which to begin, there is no other.
     """
     variances = tau.diagonal()
     floor = (SMALLEST_NOISE * variances).log()
-    # Joereskog's start: a share of what the other features do not explain.
-    unexplained = 1 / torch.linalg.inv(tau + RIDGE * torch.diag(variances)).diagonal()
-    log_noise = ((1 - 0.5 * rank / len(tau)) * unexplained).log()
+    if start is not None:
+        current, log_noise = _descend(tau, rank, torch.maximum(2 * start.log(), floor), floor)
+    else:
+        # Joereskog's start: a share of what the other features do not explain.
+        unexplained = 1 / torch.linalg.inv(tau + RIDGE * torch.diag(variances)).diagonal()
+        current, log_noise = _descend(tau, rank, ((1 - 0.5 * rank / len(tau)) * unexplained).log(), floor)
+        if bool((log_noise <= floor).any()):
+            other = _descend(tau, rank, (MOST_NOISE * variances).log(), floor)
+            current, log_noise = min((current, log_noise), other, key=lambda found: found[0].value)
+    noise = (0.5 * log_noise).exp()
+    return _loadings(current, noise, rank), noise
+
+
+def _descend(tau: Tensor, rank: int, log_noise: Tensor, floor: Tensor) -> tuple[_Profile, Tensor]:
+    """Newton's method in the logarithms of the noise variances, none of which goes below its floor."""
     current = _profile(tau, log_noise, rank)
     for _ in range(ITERATIONS):
         gradient = current.gradient()
@@ -80,8 +95,7 @@ def fit_factors(tau: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         slope = float(gradient @ direction)
         if slope > -ENOUGH:
             log_noise = torch.maximum(log_noise + direction, floor)
-            current = _profile(tau, log_noise, rank)
-            break
+            return _profile(tau, log_noise, rank), log_noise
         size = min(1.0, LONGEST_STEP / float(direction.abs().max()))
         trial, found = log_noise, current
         while size > 1e-6 and not found.value < current.value + min(1e-4 * size * slope, 0.0):
@@ -91,8 +105,7 @@ def fit_factors(tau: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         if not found.value < current.value:  # rounding
             break
         log_noise, current = trial, found
-    noise = (0.5 * log_noise).exp()
-    return _loadings(current, noise, rank), noise
+    return current, log_noise
 
 
 def _newton_direction(profile: _Profile, gradient: Tensor, free: Tensor) -> Tensor:

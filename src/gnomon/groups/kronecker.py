@@ -14,12 +14,13 @@ from .low_rank import Marginal
 
 
 class Kronecker(Group):
-    """``A = K (x) C`` with ``K`` (p x p) in ``left`` and ``C`` (d x d) in ``right``.
+    """``A = K (x) C`` with ``K`` (p x p) in ``left`` and ``C`` (d x d) in ``right`` (Eq. mat_sub_manifold).
 
     The joint metric is singular, because ``(s K) (x) (C / s)`` is the same matrix. So the coordinates are
     blockwise, each with the other factor frozen (Eq. mat_gauss_norm_coord): ``K <- K Exp(eta_K /
     (2 sqrt d))`` and ``C <- C Exp(eta_C / (2 sqrt p))`` for dense factors. The metric is the identity on
-    each block, not jointly; a step along a common scale moves twice.
+    each block, not jointly; a step along a common scale moves twice. :class:`~gnomon.optim.INGD` has Kronecker code of
+    its own with the same geometry, and does not use this class.
     """
 
     is_algebra = False
@@ -126,6 +127,11 @@ class Kronecker(Group):
         left, right = self._open(a)
         return self.left.squared_norm(left) * self.right.squared_norm(right)
 
+    def square_diagonal(self, a: Element) -> Tensor:
+        left, right = self._open(a)
+        diagonals = self.left.square_diagonal(left).unsqueeze(-1) * self.right.square_diagonal(right).unsqueeze(-2)
+        return diagonals.flatten(-2)
+
     def length(self, eta: Element) -> Tensor:
         """The sum of both factors' lengths, which no step exceeds: a common scale moves twice."""
         left, right = self._open(eta)
@@ -140,6 +146,10 @@ class Kronecker(Group):
         """Of ``N_K (x) I + I (x) N_C``; far above where these cancel, as for a common scale of opposite signs."""
         left, right = self._open(n)
         return self.left.norm_estimate(left) + self.right.norm_estimate(right)
+
+    def stretch(self, eta: Element) -> Tensor:
+        left, right = self._open(eta)
+        return self.left.stretch(left) / math.sqrt(self.right.k) + self.right.stretch(right) / math.sqrt(self.left.k)
 
     def bracket(self, n: Element, m: Element) -> Element:
         return self._each(lambda g, n, m: g.bracket(n, m), n, m)

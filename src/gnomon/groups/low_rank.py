@@ -138,8 +138,11 @@ class LowRank(Marginal):
         return noise.abs().log().sum(-1) + root.diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def squared_norm(self, a: Element) -> Tensor:
+        return self.square_diagonal(a).sum(-1)
+
+    def square_diagonal(self, a: Element) -> Tensor:
         _, noise, loadings = a
-        return (noise.square() * (1 + loadings.square().sum(-2))).sum(-1)
+        return noise.square() * (1 + loadings.square().sum(-2))
 
     def inverse_diagonal(self, a: Element) -> Tensor:
         """The diagonal of ``tau^-1``."""
@@ -152,16 +155,34 @@ class LowRank(Marginal):
         _, noise, loadings = a
         return (noise.unsqueeze(-2) * loadings).mT, noise
 
+    def trace_with(self, a: Element, h: SymmetricOperator) -> Tensor:
+        """``tr(tau H) = tr(B^T H B) + <c^2, diag H>``, by r products with H and its diagonal."""
+        loadings, noise = self.covariance_factors(a)
+        rows = loadings.mT
+        return (rows * h.apply(rows)).sum((-2, -1)) + (noise.square() * h.diagonal()).sum(-1)
+
+    def inverse_trace_with(self, a: Element, h: SymmetricOperator) -> Tensor:
+        """``tr(tau^-1 H) = <c^-2, diag H> - tr(W^T H W)`` with ``W^T = K^-1 U Diag(c)^-1``."""
+        root, noise, loadings = a
+        rows = torch.linalg.solve_triangular(widen(root), widen(loadings), upper=False).to(noise.dtype)
+        rows = rows / noise.unsqueeze(-2)
+        return (h.diagonal() / noise.square()).sum(-1) - (rows * h.apply(rows)).sum((-2, -1))
+
     # ------------------------------------------------------------------ elements
     def element(self, loadings: Tensor, noise: Tensor) -> Element:
         """The element of ``B B^T + Diag(c)^2`` from B, of shape ``(*batch, k, r)``, and c."""
         return _with_root(noise, loadings.mT / noise.unsqueeze(-2))
 
-    def factor(self, tau: Tensor) -> Element:
-        """The nearest in Kullback-Leibler divergence: for a sample covariance, factor analysis."""
-        wide = tau.double().reshape(-1, self.k, self.k)
-        loadings, noise = map(torch.stack, zip(*(fit_factors(matrix, self.rank) for matrix in wide), strict=True))
+    def factor(self, tau: Tensor, start: Tensor | None = None) -> Element:
+        """The nearest in Kullback-Leibler divergence: for a sample covariance, factor analysis.
+
+        The search may begin at given noise c, of shape ``(*batch, k)``.
+        """
         batch = tau.shape[:-2]
+        wide = tau.double().reshape(-1, self.k, self.k)
+        starts = [None] * len(wide) if start is None else start.double().reshape(-1, self.k).unbind(0)
+        fits = (fit_factors(matrix, self.rank, noise) for matrix, noise in zip(wide, starts, strict=True))
+        loadings, noise = map(torch.stack, zip(*fits, strict=True))
         return self.element(
             loadings.to(tau.dtype).reshape(*batch, self.k, self.rank), noise.to(tau.dtype).reshape(*batch, self.k)
         )
@@ -259,6 +280,9 @@ class LowRank(Marginal):
         shift = D_COUPLING * dense.norm_bound((eta[2] @ eta[2].mT,)).sqrt()
         return torch.hypot(head + stretch, shift) + torch.hypot(head - stretch, shift)
 
+    def stretch(self, eta: Element) -> Tensor:
+        return self._joint.stretch(eta)
+
 
 class LowRankAffine(Marginal):
     """The mean and the factor of a Gaussian whose covariance (or precision, ``upper=False``) is low rank plus diagonal.
@@ -309,6 +333,10 @@ class LowRankAffine(Marginal):
         self.linear.advance(a[:-1], eta[:-1], order, sign)
         eta[-1].copy_(a[-1] + self._shift(a[:-1], sign * D_COUPLING * eta[-1]))
 
+    def change_of_units(self, eta: Element, order: int | None) -> Tensor:
+        """As in :class:`Affine`, for the noise alone: loadings mix the coordinates, but hardly change their scale."""
+        return Diagonal(self.linear.k).exp((D_DIAGONAL * eta[1],), order)[0]
+
     def pull_back_shift(self, factor: Element, gradient: Tensor) -> Tensor:
         """The gradient in the mean's coordinates, but for their scale, from that in the mean."""
         return self.linear.rmatvec(factor, gradient) if self.upper else -self.linear.solve(factor, gradient)
@@ -328,6 +356,10 @@ class LowRankAffine(Marginal):
         """As if the mean were one more coupling of the joint model."""
         linear, shift = self.linear.reach(eta[:-1]), torch.linalg.vector_norm(eta[-1], dim=-1)
         return torch.hypot(linear, 2 * D_COUPLING * shift)
+
+    def stretch(self, eta: Element) -> Tensor:
+        """As in :class:`Affine`."""
+        return torch.maximum(self.linear.stretch(eta[:-1]), D_COUPLING * eta[-1].abs().amax(-1))
 
     def energy(self, a: Element, x: Tensor) -> Tensor:
         """``(x - mean)^T Sigma^-1 (x - mean) + log det Sigma`` for vectors ``(*sample, *batch, k)``."""

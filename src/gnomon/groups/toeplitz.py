@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import torch
 from torch import Tensor
 
 from ..linalg import widen
 from .base import Element, Group, positive_size
+
+_SAMPLES = 4
+"""Points for each term at which a symbol is evaluated; elsewhere it is at most ``1 / cos(pi / 4)`` times that."""
 
 
 def _fft_product(x: Tensor, y: Tensor, correlate: bool = False) -> Tensor:
@@ -108,9 +112,18 @@ class Toeplitz(Group):
     def trace(self, covector: Element) -> Tensor:
         return covector[0][..., 0].clone()
 
+    def square_diagonal(self, a: Element) -> Tensor:
+        sums = a[0].square().cumsum(-1)
+        return sums.flip(-1) if self.upper else sums
+
     def norm_estimate(self, n: Element) -> Tensor:
         """The largest magnitude of the symbol ``sum_j n_j exp(i j w)``, which bounds the norm from above."""
         return torch.fft.rfft(widen(n[0]), _fast_length(4 * self.k)).abs().amax(-1).to(n[0].dtype)
+
+    def stretch(self, eta: Element) -> Tensor:
+        """From above, by twice the real part of the symbol; between the points it is not much larger."""
+        symbol = torch.fft.rfft(widen(self.scale(eta)[0]), _fast_length(_SAMPLES * self.k))
+        return (2 / math.cos(math.pi / _SAMPLES) * symbol.real.abs().amax(-1)).to(eta[0].dtype)
 
     @property
     def transposed(self) -> Group:

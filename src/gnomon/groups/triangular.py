@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..linalg import widen
+from ..linalg import spectral_norm, widen
 from .base import Element, Group, positive_size
 
 _LEAF = 64  # below this size a plain product is faster than splitting
@@ -112,6 +112,10 @@ class Triangular(Group):
 
     def dual(self, n: Element) -> Element:
         return n
+
+    def stretch(self, eta: Element) -> Tensor:
+        n = self._unpack(self.scale(eta))
+        return spectral_norm(widen(n + n.mT)).to(n.dtype)
 
     @property
     def transposed(self) -> Group:

@@ -1,7 +1,8 @@
 """Points on SPD submanifolds: modules whose parameters are local coordinates."""
 
+from .divergence import kl_divergence
 from .gaussian import Gaussian
 from .point import Point, all_finite, point_of
 from .spd import SPD
 
-__all__ = ["SPD", "Gaussian", "Point", "all_finite", "point_of"]
+__all__ = ["SPD", "Gaussian", "Point", "all_finite", "kl_divergence", "point_of"]

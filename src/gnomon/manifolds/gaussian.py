@@ -8,12 +8,13 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.distributions import MultivariateNormal
+from torch.distributions import Distribution, MultivariateNormal
 
 from ..frames import Chart
-from ..groups import Affine, Element, Group, LowRank, LowRankAffine
+from ..groups import Affine, Element, Group, LowRank, LowRankAffine, StructureLike
 from ..groups.low_rank import Energy
-from ..linalg import widen
+from ..linalg import as_tensor, widen
+from .divergence import Normals, Square, kl_divergence
 from .init import Init, as_batch_shape, as_group, as_values, initial_element
 from .point import AtOrigin, Point
 
@@ -24,7 +25,8 @@ class Gaussian(Point):
     """N(mu, Sigma) with a structured factor, in the coordinates of Eq. gnormal_coord2.
 
     Args:
-        structure: a dimension ``d`` (full covariance) or the group of the factor.
+        structure: a dimension ``d`` (full covariance) or the group of the factor; with ``loc`` or ``init`` also a name
+            such as ``"lowrank:3"``.
         form: ``"covariance"`` keeps ``Sigma = L L^T`` and mu in the frame ``[[L, mu], [0, 1]]``;
             ``"precision"`` keeps ``Sigma^-1 = P P^T`` and ``c = -P^T mu`` in ``[[P, 0], [c^T, 1]]``, in which
             the log-density needs no inverse.
@@ -34,13 +36,13 @@ class Gaussian(Point):
     The other arguments are those of :class:`gnomon.SPD`.
 
     Without momentum, a step with learning rate ``beta`` in the covariance form is structured natural-gradient
-    descent with ``gamma = beta / 2`` (Eq. sngd): ``mu <- mu - gamma Sigma g_mu``,
+    descent with ``gamma = beta / 2`` (Eqs. sngd and gauss_case_update): ``mu <- mu - gamma Sigma g_mu``,
     ``L <- L Exp(-gamma L^T g_Sigma L)``.
     """
 
     def __init__(
         self,
-        structure: Group | int,
+        structure: StructureLike,
         *,
         form: Literal["covariance", "precision"] = "covariance",
         loc: Tensor | None = None,
@@ -53,7 +55,7 @@ class Gaussian(Point):
     ) -> None:
         if form not in ("covariance", "precision"):
             raise ValueError(f"form must be 'covariance' or 'precision', got {form!r}")
-        linear = as_group("structure", structure)
+        linear = as_group("structure", structure, init, loc)
         upper = form == "covariance"
         affine: Affine | LowRankAffine
         if isinstance(linear, LowRank):
@@ -124,13 +126,15 @@ class Gaussian(Point):
         """``log det Sigma``, of the batch shape."""
         return self._logdet()
 
-    def _check_vectors(self, x: Tensor) -> None:
+    def _vectors(self, x: Tensor) -> Tensor:
+        x = as_tensor("x", x, self.frame)
         if x.ndim == 0 or x.shape[-1] != self.d:
             raise ValueError(f"x has shape {tuple(x.shape)}, but this Gaussian has vectors of length {self.d}")
+        return x
 
     def _standardize(self, x: Tensor) -> Tensor:
         """``z`` with ``(x - mu)^T Sigma^-1 (x - mu) = |z|^2``."""
-        self._check_vectors(x)
+        x = self._vectors(x)
         linear, factor, vector = self._parts()
         if self.form == "covariance":
             return linear.solve(factor, x - vector)
@@ -138,7 +142,7 @@ class Gaussian(Point):
 
     def log_prob(self, x: Tensor) -> Tensor:
         """The log-density at ``x`` of shape ``(*sample, *batch_shape, d)``."""
-        self._check_vectors(x)
+        x = self._vectors(x)
         if isinstance(self.group, LowRankAffine):
             energy = self._low_rank_energy(self.group, x)
         else:
@@ -177,26 +181,15 @@ class Gaussian(Point):
         """``d/2 (1 + log 2 pi) + 1/2 log det Sigma``."""
         return 0.5 * (self.d * (1 + _LOG_2PI) + self.logdet())
 
-    def kl_divergence(self, other: Gaussian | MultivariateNormal) -> Tensor:
-        """``KL(self || other)``; at the cost of the structure where both have the same one and form."""
-        if isinstance(other, Gaussian) and other.form == self.form and other.group == self.group:
-            return self._structured_kl(other)
-        if isinstance(other, Gaussian):
-            other = other.to_distribution()
-        if not isinstance(other, MultivariateNormal):
-            raise TypeError(
-                f"other must be a gnomon.Gaussian or a MultivariateNormal, got {type(other).__name__}; for an "
-                "independent Normal pass MultivariateNormal(loc, torch.diag_embed(scale**2))"
-            )
-        return torch.distributions.kl_divergence(self.to_distribution(), other)
+    def kl_divergence(self, other: Gaussian | Distribution) -> Tensor:
+        """``KL(self || other)`` for a Gaussian of ours or of torch's; see :func:`gnomon.kl_divergence`."""
+        return kl_divergence(self, other)
 
-    def _structured_kl(self, other: Gaussian) -> Tensor:
-        linear, p, _ = self._parts()
-        _, q, _ = other._parts()
-        # tr(Sigma_q^-1 Sigma_p) is ||L_q^-1 L_p||^2 in covariance form and ||P_p^-1 P_q||^2 in precision form.
-        ratio = linear.ldiv(q, p) if self.form == "covariance" else linear.ldiv(p, q)
-        distance = other._standardize(self.loc).square().sum(-1)
-        return 0.5 * (linear.squared_norm(ratio) + distance - self.d + other.logdet() - self.logdet())
+    def normals(self) -> Normals:
+        """The mean, the covariance by its factor, and its log-determinant."""
+        linear, factor, _ = self._parts()
+        covariance = Square(linear, factor, self.form == "precision")
+        return Normals(self.affine.mean(self.element()), covariance, self.logdet())
 
     def to_distribution(self) -> MultivariateNormal:
         """The same as a :class:`torch.distributions.MultivariateNormal`; dense, in at least float32."""

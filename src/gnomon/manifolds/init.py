@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
 from ..frames import Chart, Form
-from ..groups import Dense, Element, Group, Marginal
+from ..groups import Dense, Element, Group, Marginal, StructureLike, as_structure
+from ..linalg import as_tensor
 
 Init = float | Tensor | None
 
 _TOLERANCE = 1e-6  # relative to the diagonal; float32 data on a submanifold pass, others do not
 
 
-def as_group(name: str, structure: Group | int) -> Group:
-    """A size means the full manifold."""
-    if isinstance(structure, Group):
-        return structure
-    try:
-        return Dense(operator.index(structure))
-    except TypeError:
-        raise TypeError(
-            f"{name} must be a size or a group such as gnomon.groups.Arrow(100), got {structure!r}"
-        ) from None
+def as_group(name: str, structure: StructureLike, *sized: object) -> Group:
+    """A size means the full manifold; names and functions of the size take it from what else is given."""
+    if isinstance(structure, Group) or not (isinstance(structure, str) or callable(structure)):
+        return as_structure(structure, name=name)
+    shapes = (tuple(getattr(value, "shape", ())) for value in sized)
+    sizes = [shape[-1] for shape in shapes if shape]
+    return as_structure(structure, sizes[0] if sizes else None, name)
 
 
 def as_batch_shape(batch_shape: Sequence[int] | int) -> torch.Size:
@@ -41,10 +38,7 @@ def as_batch_shape(batch_shape: Sequence[int] | int) -> torch.Size:
 
 def as_values(name: str, value: object) -> Tensor:
     """Numbers of any kind as a tensor, integers in the default precision; never on the meta device."""
-    try:
-        values = value.detach() if isinstance(value, Tensor) else torch.as_tensor(value, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{name} must be a number or a tensor, got {value!r}") from None
+    values = as_tensor(name, value).detach()
     if values.is_complex():
         raise TypeError(f"{name} must be real, got {values.dtype}")
     if isinstance(value, float) or not values.is_floating_point():

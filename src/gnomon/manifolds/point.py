@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -165,6 +166,7 @@ class Point(nn.Module):
         frame.copy_(moved)
         eta.zero_()
         self._origin.mark(coordinates)
+        self._strayed = -1
         return movable
 
     def return_to_origin(self) -> None:
@@ -189,13 +191,35 @@ class Point(nn.Module):
         """Whether the short cuts at ``eta = 0`` may be taken."""
         if torch.compiler.is_compiling() or _are_functorch_transforms_active() or self.frame.requires_grad:
             return False
-        return not bool(self.eta.any()) if self._exploring else self.is_folded()
+        if self._exploring:
+            return not bool(self.eta.any())
+        folded = self.is_folded()
+        if not folded and not self._warned:
+            self._notice_steps()
+        return folded
+
+    def _notice_steps(self) -> None:
+        """Warn where an optimizer has moved the coordinates twice and nothing has folded them."""
+        eta = self.eta
+        if not torch.is_grad_enabled() or point_of(eta) is not self or eta._version == self._strayed:
+            return
+        if self._strayed < 0 or not bool(eta.any()):
+            self._strayed = eta._version
+            return
+        self._warned = True
+        warnings.warn(
+            f"the coordinates of {self._identity()} were moved twice and not folded into its frame, so that they are "
+            "no longer normal coordinates; wrap the optimizer: gnomon.moving_frame(optimizer)",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
     def _bind(self) -> None:
         """Register the coordinates, wherever they have become a new tensor, and see whether they are zero."""
         if point_of(self.eta) is None:  # a shallow copy shares the coordinates, and must not take them over
             _owners[self.eta] = weakref.ref(self)
         self._origin = _Origin()
+        self._strayed, self._warned = -1, False
         self._logdet_gradient = None
         if not self.eta.is_meta and not bool(self.eta.any()):
             self._origin.mark(self.eta)

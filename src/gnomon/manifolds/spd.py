@@ -9,8 +9,8 @@ from torch import Tensor
 
 from .. import riemannian
 from ..frames import Chart, Form
-from ..groups import Dense, Element, Group
-from ..linalg import full_precision, widen
+from ..groups import Dense, Element, StructureLike
+from ..linalg import as_tensor, full_precision, widen
 from .init import Init, as_batch_shape, as_group, initial_element
 from .point import AtOrigin, Point
 
@@ -25,9 +25,11 @@ class SPD(Point):
     """A symmetric positive-definite matrix ``tau`` whose factor lies in a group.
 
     Args:
-        structure: a size ``k`` (the full manifold) or a group from :mod:`gnomon.groups`.
+        structure: a size ``k`` (the full manifold) or a group from :mod:`gnomon.groups`; with an ``init`` that has a
+            size also a name such as ``"lowrank:3"`` (see :func:`gnomon.groups.as_structure`).
         order: truncation of the exponential: 2 (never singular), None (exact) or 1 (only with a bounded step).
-        factor: ``"outer"``: ``tau = A A^T``; ``"inner"``: ``tau = A^T A``; ``"inverse"``: ``tau^-1 = A A^T``.
+        factor: ``"outer"``: ``tau = A A^T``; ``"inner"``: ``tau = A^T A``; ``"inverse"``: ``tau^-1 = A A^T``
+            (Eqs. update_coordinate_a, our_update_sgd_full and update_coordinate_b).
         init: a positive scalar, a diagonal or an SPD matrix; the identity unless given.
         project: accept an ``init`` off the submanifold, and start from a point of it nearby (for block structures
             in the outer form the nearest in Kullback-Leibler divergence; other forms fit the inverse of ``init``).
@@ -41,7 +43,7 @@ class SPD(Point):
 
     def __init__(
         self,
-        structure: Group | int,
+        structure: StructureLike,
         *,
         order: int | None = 2,
         factor: Form = "outer",
@@ -51,7 +53,7 @@ class SPD(Point):
         device: torch.device | str | None = None,
         batch_shape: Sequence[int] | int = (),
     ) -> None:
-        chart = Chart(as_group("structure", structure), factor, order)
+        chart = Chart(as_group("structure", structure, init), factor, order)
         element = initial_element(
             chart.group,
             factor,
@@ -96,7 +98,7 @@ class SPD(Point):
 
     def _act(self, x: Tensor, *tables: dict[Form, str]) -> Tensor:
         """The operations that the tables name for this form, one after the other."""
-        element = self.element()
+        x, element = as_tensor("x", x, self.frame), self.element()
         for table in tables:
             x = getattr(self.group, table[self.chart.form])(element, x)
         return x

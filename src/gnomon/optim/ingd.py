@@ -66,7 +66,8 @@ class INGD(KroneckerOptimizer):
 
     Args:
         model: the model; all its trainable parameters are trained. Linear, convolution, transposed convolution,
-            embedding and attention layers get factors, other parameters follow ``fallback``.
+            embedding, attention and recurrent layers and bare matrices get factors, other parameters follow
+            ``fallback``. Coordinates of points on manifolds are left to :func:`~gnomon.optim.moving_frame`.
         lr: learning rate; with ``step_rms`` in AdamW's units.
         momentum: weight of the past in the average of directions.
         weight_decay: the weight decay. It is decoupled with ``step_rms``, and added to the direction otherwise.
@@ -79,8 +80,8 @@ class INGD(KroneckerOptimizer):
             3.5 times as long as the other one; ``"dense"``, ``"triangular"``, ``"diagonal"``, ``"block"``, ``"arrow"``,
             ``"heisenberg"``, ``"toeplitz"`` or ``"identity"``, a function from the size to a group, a pair of those
             for (K, C), or a mapping from patterns of layer names (``"encoder.*"``) to any of these.
-        curvature: ``"kfac"`` takes inputs and output gradients of layers by hooks; ``"gradient"`` takes the gradient
-            matrix alone, for any parameter of two or more dimensions.
+        curvature: ``"kfac"`` takes inputs and output gradients of layers by hooks, and the gradient matrix where no
+            hook can see them; ``"gradient"`` takes the gradient matrix alone.
         fisher: ``"empirical"`` takes the gradients of the loss; ``"mc"`` those of targets drawn from the model's
             predictions, see :meth:`observe`.
         approx: where a weight is applied at several positions of a sample: ``"expand"`` counts each, ``"reduce"``
@@ -114,8 +115,8 @@ class INGD(KroneckerOptimizer):
             allocates the memory of directions anew at each step. It needs less memory and more time.
         compile: whether ``torch.compile`` makes one function of each layer's move, the part of a step that comes after
             its direction, and of updates of sparse factors, after up to half a minute for each shape at first. Moves
-            then take about half of the time and updates a third. Moves in half precision and of shards, and updates of
-            other factors, are as without it.
+            then take about half of the time and updates a third. Moves in half precision, of shards and along polar
+            factors, and updates of other factors, are as without it.
         max_dim: a factor of a larger size is diagonal.
         fallback: how other parameters are trained, ``"adamw"`` or ``"sgd"``.
         fallback_lr: their learning rate, that of the layers unless given.
@@ -198,7 +199,7 @@ class INGD(KroneckerOptimizer):
             groups=groups,
             sharing=partial(strategy_for, mode=shard),
             low_memory=memory == "low",
-            direction=PolarDirections(polar),
+            direction=None if polar is False else PolarDirections(polar),
         )
 
     def factors(self, name: str) -> tuple[Tensor, Tensor]:

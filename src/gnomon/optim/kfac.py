@@ -36,7 +36,7 @@ SHARED = {
 
 
 class KFAC(KroneckerOptimizer):
-    """Kronecker-factored curvature with running averages and Cholesky inverses.
+    """Kronecker-factored curvature with running averages and Cholesky inverses (Fig. matDL_opt, right).
 
     With ``mu_AA`` and ``mu_GG`` as in :class:`~gnomon.optim.INGD`, every ``update_every`` steps::
 

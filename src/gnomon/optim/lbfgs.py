@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..manifolds import all_finite, point_of
-from .moving_frame import DEFAULT_RADIUS
+from .step_bound import DEFAULT_RADIUS
 
 SUFFICIENT_DECREASE = 1e-4
 CURVATURE = 0.9
@@ -93,20 +93,28 @@ class LBFGS(Optimizer):
         direction: Tensor,
         slope: float,
     ) -> None:
-        """Lewis and Overton's bracket of a weak Wolfe step, with interpolation on the way back."""
+        """Lewis and Overton's bracket of a weak Wolfe step, with interpolation on the way back.
+
+        Where rounding hides whether the loss has decreased, its slope decides, by the approximate Wolfe conditions of
+        Hager and Zhang (2005): it is between ``CURVATURE`` times the first slope and its opposite, nearly.
+        """
         longest = self._longest(direction)
         low, high, t = 0.0, math.inf, min(longest, self._first_trial(state, direction))
-        more = MORE_TRIALS
+        more, rounding = MORE_TRIALS, self._rounding(state)
         for _ in range(self.param_groups[0]["max_eval"]):
             loss = evaluate() if self._move(start, direction, t) else math.inf
             gradient = self._gradient()
             rise = loss - state["loss"] if all_finite(gradient) else math.inf
-            if not rise <= SUFFICIENT_DECREASE * t * slope:
+            new_slope = float(gradient @ self._velocity(direction, t)) if rise <= rounding else math.inf
+            enough = rise <= SUFFICIENT_DECREASE * t * slope
+            if not enough and new_slope > (2 * SUFFICIENT_DECREASE - 1) * slope:
                 # The vertex of the parabola through what is known, kept away from the ends of the bracket.
                 vertex = 0.5 * slope * t * t / (slope * t - rise) if math.isfinite(rise) else 0.0
+                if math.isfinite(new_slope):
+                    vertex = slope * t / (slope - new_slope)
                 high, t = t, min(max(vertex, low + 0.1 * (t - low)), low + 0.5 * (t - low))
                 continue
-            short = gradient @ self._velocity(direction, t) < CURVATURE * slope
+            short = new_slope < CURVATURE * slope
             if not short or t >= longest or not more:
                 self._remember(state, direction, gradient, t)
                 self._arrive(state, loss, gradient)
@@ -118,6 +126,10 @@ class LBFGS(Optimizer):
         if not low:
             self.stalled_steps += 1
         self._arrive(state, evaluate(), self._gradient())
+
+    def _rounding(self, state: dict[str, Any]) -> float:
+        """What two values of the loss must differ by to tell which is lower."""
+        return abs(state["loss"]) * torch.finfo(self._parameters[0].dtype).eps ** (2 / 3)
 
     def _arrive(self, state: dict[str, Any], loss: float, gradient: Tensor) -> None:
         if not math.isfinite(loss) or not all_finite(gradient):

@@ -13,30 +13,26 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..frames import Chart
-from ..groups import Group
+from ..groups import Affine, Group, LowRankAffine
 from ..linalg import align, full_precision
 from ..manifolds import Point, all_finite, point_of
-from .state import carried_vectors, forget_line_search, scales_elementwise, shortened_vectors
+from .state import carried_vectors, forget_line_search, scales_elementwise, shortened_vectors, squared_vectors
+from .step_bound import DEFAULT_RADIUS, SEARCH_RADIUS, ConditionGuard, bounded_share, greatest_length, hold_at_bound
 
 Transport = Literal["auto", "corrected", "none"]
+MaxStep = float | Literal["auto"] | None
 TRANSPORTS: tuple[Transport, ...] = ("auto", "corrected", "none")
-
-DEFAULT_RADIUS = 1.0
-"""What the bracket correction comes with, unless ``max_step`` is given: a bound on ``||2 D.eta||_2``.
-
-The spectral norm says by which power of e a step may change tau in any direction. Unlike the geodesic length it does
-not grow with the number of coordinates.
-"""
 
 O = TypeVar("O", bound=Optimizer)  # noqa: E741
 
 
-def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float | None = None) -> O:
+def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: MaxStep = "auto") -> O:
     """Let a torch optimizer move points on SPD submanifolds; returns the same optimizer.
 
     After each ``step()`` the coordinates of every point among its parameters are folded into the point's
     frame (``A <- A Exp(D.eta)``, ``eta <- 0``), and the optimizer's vector state is carried along. Ordinary
-    parameters are left alone.
+    parameters are left alone. With SGD this is the update of Eqs. local_rgd_mom to jacobian_transform, and without
+    momentum that of Eq. rgd_standard_norm.
 
     Args:
         optimizer: any :class:`torch.optim.Optimizer` that holds coordinates of at least one
@@ -45,13 +41,16 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
             diagonal, Toeplitz and Kronecker structures), by the chain rule for the mean of a Gaussian, and by the
             bracket correction on asymmetric structures (triangular, arrow, Heisenberg), unless the optimizer
             scales each coordinate by its own history: Adam's second moments do not turn with the frame, and its
-            first moments then had better not turn without them. ``"corrected"``: the correction for Gaussians
+            first moments then had better not turn without them. Both moments of a Gaussian's mean are carried to
+            the new units, which are standard deviations. ``"corrected"``: the correction for Gaussians
             and for Adam too. ``"none"``: always unchanged.
-        max_step: a trust radius. No batch element moves further than this geodesic distance in a step; a step that is
-            cut back takes its momentum with it, and L-BFGS then starts its memory anew. None means no bound, except
-            that the bracket correction, which holds for short steps, comes with one of its own: no direction of tau
-            changes by more than a factor e. (L-BFGS keeps the step of its line search, and drops its memory
-            instead.)
+        max_step: a trust radius. A step changes no direction of tau by more than a factor ``e^max_step``, and for a
+            Gaussian moves no coordinate of the whitened mean by more than ``max_step`` standard deviations. (This is
+            the length of the step in Thompson's metric. The geodesic length would grow with the number of
+            coordinates.) Each batch element has a bound of its own. A step that is cut back takes its momentum with
+            it, and L-BFGS then starts its memory anew. ``"auto"`` is 1, and 4 for the line search of
+            ``torch.optim.LBFGS``. None means no bound, except that the bracket correction, which holds for short
+            steps, comes with one of its own.
 
     A step whose gradient is not finite is skipped as a whole; a point (or batch element) that would overflow stays
     where it is and loses its momentum. Both are counted in ``optimizer.skipped_steps`` and warned about once. Weight
@@ -63,8 +62,7 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
         raise ValueError(f"optimizer {type(optimizer).__name__} moves points by itself; use it without moving_frame")
     if transport not in TRANSPORTS:
         raise ValueError(f"transport must be one of {', '.join(map(repr, TRANSPORTS))}, got {transport!r}")
-    if max_step is not None and not (isinstance(max_step, (int, float)) and 0 < max_step < math.inf):
-        raise ValueError(f"max_step must be a positive geodesic length, or None for no bound, got {max_step!r}")
+    _check_max_step(max_step)
     if not _find_points(optimizer):
         raise ValueError(
             f"optimizer ({type(optimizer).__name__}) holds no coordinates of a living gnomon.SPD or gnomon.Gaussian: "
@@ -82,6 +80,13 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: float
         optimizer.__class__ = _framed_class(type(optimizer))  # type: ignore[assignment]
     optimizer._install(transport, max_step)  # type: ignore[attr-defined]
     return optimizer
+
+
+def _check_max_step(max_step: object) -> None:
+    if max_step is None or max_step == "auto":
+        return
+    if not isinstance(max_step, (int, float)) or isinstance(max_step, bool) or not 0 < max_step < math.inf:
+        raise ValueError(f"max_step must be a positive number, 'auto', or None for no bound, got {max_step!r}")
 
 
 def is_framed(optimizer: Optimizer) -> bool:
@@ -122,6 +127,8 @@ class _Follower(NamedTuple):
     point: Point
     carries: bool
     by_bracket: bool
+    may_scale: bool
+    """Whether it matters that an optimizer scales coordinates one by one: vectors are carried, or there is a mean."""
 
 
 _KEPT = ("_transport", "_max_step", "skipped_steps", "_params", "_numel_cache")
@@ -144,9 +151,10 @@ class _MovingFrame(Optimizer):
     _unframed: type[Optimizer]
     skipped_steps: int = 0
 
-    def _install(self, transport: Transport, max_step: float | None) -> None:
+    def _install(self, transport: Transport, max_step: MaxStep) -> None:
         self._transport, self._max_step = transport, max_step
         self._corrected = transport == "corrected"
+        self._guard = ConditionGuard()
         self._followers: list[_Follower] | None = None  # looked up at the first step
 
     # ------------------------------------------------------------------ the step
@@ -176,7 +184,10 @@ class _MovingFrame(Optimizer):
 
         def checked_closure() -> Any:
             nonlocal evaluations
+            cut = self._bound_trials() if searches else []
             loss = closure()
+            for parameter, share in cut:
+                hold_at_bound(parameter.detach(), parameter.grad, share)
             evaluations += 1
             if evaluations == 1 and not self._gradients_are_finite():
                 raise _GradientError(loss)
@@ -230,7 +241,9 @@ class _MovingFrame(Optimizer):
 
     def _follower(self, parameter: Tensor, point: Point) -> _Follower:
         carries = self._transport != "none" and not point.group.trivial_transport
-        return _Follower(parameter, point, carries, carries and point.chart.carries_by_bracket(self._corrected))
+        by_bracket = carries and point.chart.carries_by_bracket(self._corrected)
+        may_scale = self._transport == "auto" and (carries or isinstance(point.group, LowRankAffine))
+        return _Follower(parameter, point, carries, by_bracket, may_scale)
 
     def _gradients_are_finite(self) -> bool:
         gradients = [parameter.grad for parameter, *_ in self._manifold()]
@@ -253,32 +266,78 @@ class _MovingFrame(Optimizer):
             with full_precision(followers[0].parameter):
                 self._fold(stacklevel + 1)
                 return
-        for parameter, point, carries, by_bracket in followers:
+        for parameter, point, carries, by_bracket, may_scale in followers:
             if parameter.grad is None and point.is_folded():
                 continue
-            if by_bracket and self._transport == "auto" and scales_elementwise(self, parameter):
+            elementwise = may_scale and scales_elementwise(self, parameter)
+            if elementwise:
                 carries = by_bracket = False
-            if self._max_step is not None or by_bracket:
-                self._bound(parameter, point.group)
+            before = None
+            if self._max_step is not None:
+                before = self._guard.watch(point, self._bound(parameter, point.group, by_bracket))
+            elif by_bracket:
+                self._bound_for_bracket(parameter, point.group)
             if carries:
                 self._carry(parameter, point.chart)
+            elif elementwise and isinstance(point.group, (Affine, LowRankAffine)):
+                self._rescale_mean(parameter, point.group, point.chart.order)
             moved = point.fold()
             if moved is not None:
-                for vector in shortened_vectors(self, parameter):
-                    vector.mul_(align(moved, vector))
-                self._skip("a point would have overflowed: it stays where it is and loses its momentum", stacklevel)
+                self._stop(parameter, moved, "have overflowed", stacklevel + 1)
+            if before is not None:
+                moved = self._guard.settle(point, before)
+                if moved is not None:
+                    self._stop(parameter, moved, f"be too near to a singular matrix for {point.dtype}", stacklevel + 1)
+
+    def _stop(self, parameter: Tensor, moved: Tensor, why: str, stacklevel: int) -> None:
+        for vector in shortened_vectors(self, parameter):
+            vector.mul_(align(moved, vector))
+        forget_line_search(self)
+        self._skip(f"a point would {why}: it stays where it is and loses its momentum", stacklevel)
+
+    @property
+    def _radius(self) -> float:
+        if self._max_step != "auto":
+            assert self._max_step is not None
+            return self._max_step
+        return SEARCH_RADIUS if self.param_groups[0].get("line_search_fn") else DEFAULT_RADIUS
+
+    def _bound(self, parameter: Tensor, group: Group, by_bracket: bool) -> float:
+        """Cut a step back to the radius, with its momentum; the answer is how long it is at most."""
+        radius, eta = self._radius, parameter.detach()
+        within, length = min(radius, DEFAULT_RADIUS), greatest_length(eta)
+        if length <= within:  # cheaper, and never less than the stretch
+            return length
+        stretch = group.stretch(group.unpack(eta))
+        length = float(stretch.max())
+        if length > (within if by_bracket else radius):
+            forget_line_search(self)  # its pairs describe a path that was not taken, or too long for the bracket
+        if length > radius:
+            self._shorten(parameter, (radius / stretch).clamp(max=1))
+        return min(radius, length)
+
+    def _bound_trials(self) -> list[tuple[Tensor, Tensor]]:
+        """Cut back what a line search is about to try; the answer tells which coordinates, and to which share."""
+        cut = []
+        for parameter, point, *_ in self._manifold() if self._max_step is not None else ():
+            if greatest_length(parameter.detach()) > self._radius:
+                share = bounded_share(point.group, parameter.detach(), self._radius)
+                parameter.detach().mul_(align(share, parameter).to(parameter.dtype))
+                cut.append((parameter, share))
+        return cut
 
     @torch.no_grad()
-    def _bound(self, parameter: Tensor, group: Group) -> None:
-        eta = group.unpack(parameter)
-        radius = self._max_step
-        share = DEFAULT_RADIUS / group.reach(eta) if radius is None else radius / group.length(eta)
-        share = align(share.clamp(max=1), parameter).to(parameter.dtype)  # a zero step: inf, clamped
-        if isinstance(self, torch.optim.LBFGS) and bool((share < 1).any()):
-            forget_line_search(self)
-            if self._max_step is None:  # the line search has chosen this step; only its memory cannot follow so far
-                return
-        parameter.mul_(share)
+    def _bound_for_bracket(self, parameter: Tensor, group: Group) -> None:
+        share = (DEFAULT_RADIUS / group.reach(group.unpack(parameter))).clamp(max=1)  # a zero step: inf, clamped
+        if isinstance(self, torch.optim.LBFGS):
+            if bool((share < 1).any()):  # the line search has chosen this step; only its memory cannot follow so far
+                forget_line_search(self)
+            return
+        self._shorten(parameter, share)
+
+    def _shorten(self, parameter: Tensor, share: Tensor) -> None:
+        share = align(share, parameter).to(parameter.dtype)
+        parameter.detach().mul_(share)
         for vector in shortened_vectors(self, parameter):
             vector.mul_(share)
 
@@ -294,6 +353,18 @@ class _MovingFrame(Optimizer):
         carried = group.pack(chart.carry(step, group.unpack(stacked), self._corrected))
         for vector, new in zip(vectors, carried, strict=True):
             vector.copy_(new)
+
+    @torch.no_grad()
+    def _rescale_mean(self, parameter: Tensor, group: Affine | LowRankAffine, order: int | None) -> None:
+        """The moments of a Gaussian's mean, first and second, in the units of the new frame.
+
+        The whitened mean's gradients shrink and grow with the standard deviations. Second moments that kept the old
+        units would let steps vanish where a covariance becomes small.
+        """
+        factors = group.change_of_units(group.unpack(parameter), order)
+        for vectors, scale in ((carried_vectors, factors), (squared_vectors, factors.square())):
+            for vector in vectors(self, parameter):
+                group.unpack(vector)[-1].mul_(scale)
 
     # ------------------------------------------------------------------ copies and pickles
     def add_param_group(self, param_group: dict[str, Any]) -> None:

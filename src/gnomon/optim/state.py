@@ -35,6 +35,10 @@ ELEMENTWISE_KEYS = frozenset({"exp_avg_sq", "exp_inf", "square_avg", "sum", "ste
 """State of optimizers that scale each coordinate by its own history, as Adam does."""
 
 
+SQUARED_KEYS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
+"""State that holds squares of gradients."""
+
+
 def scales_elementwise(optimizer: Optimizer, parameter: Tensor) -> bool:
     """Whether the optimizer keeps a scale for each coordinate, which cannot turn with the frame."""
     return not ELEMENTWISE_KEYS.isdisjoint(optimizer.state.get(parameter, ()))
@@ -57,6 +61,11 @@ def shortened_vectors(optimizer: Optimizer, parameter: Tensor) -> Iterator[Tenso
     """Those that shrink with a step that is cut back; L-BFGS forgets instead (:func:`forget_line_search`)."""
     keys = () if isinstance(optimizer, torch.optim.LBFGS) else vector_keys(optimizer)
     return _vectors(optimizer, parameter, keys)
+
+
+def squared_vectors(optimizer: Optimizer, parameter: Tensor) -> Iterator[Tensor]:
+    """Averages or sums of the squares of gradients, in the shape of the parameter."""
+    return _vectors(optimizer, parameter, SQUARED_KEYS)
 
 
 def forget_line_search(optimizer: Optimizer) -> None:

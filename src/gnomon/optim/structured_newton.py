@@ -12,14 +12,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from ..frames import Chart
-from ..groups import Dense, Element, Group, LowRank, SymmetricOperator
+from ..groups import Element, Group, LowRank, StructureLike, SymmetricOperator, as_structure
 from ..groups.base import accumulate, add, positive_size, times
 from ..linalg import full_precision
 from ..manifolds import all_finite
 from .hessian import Diagonals, as_diagonals
-from .moving_frame import DEFAULT_RADIUS
-
-Structure = Group | Callable[[int], Group]
+from .step_bound import DEFAULT_RADIUS
 
 
 class StructuredNewton(Optimizer):
@@ -39,7 +37,8 @@ class StructuredNewton(Optimizer):
 
     Args:
         params: parameters, or groups of them; each group is one flat vector with a preconditioner of its own.
-        structure: a group, or a function from the number of parameters to one; dense unless given.
+        structure: a name, a group, or a function from the number of parameters to one, as in
+            :func:`gnomon.groups.as_structure`; dense unless given.
         lr: step size for the parameters; 1 is a Newton step.
         momentum: weight of the parameters' previous step.
         precond_lr: weight of the current Hessian in S.
@@ -68,7 +67,7 @@ class StructuredNewton(Optimizer):
     def __init__(
         self,
         params: Any,
-        structure: Structure | None = None,
+        structure: StructureLike | None = None,
         lr: float = 1.0,
         momentum: float = 0.0,
         precond_lr: float = 0.1,
@@ -120,16 +119,8 @@ class StructuredNewton(Optimizer):
 
     def _chart(self, group: dict[str, Any]) -> Chart:
         size = sum(p.numel() for p in group["params"])
-        structure = Dense(size) if self.structure is None else self.structure
-        if not isinstance(structure, Group) and not callable(structure):
-            raise TypeError(f"structure must be a group, or a function from a size to one, got {structure!r}")
-        structure = structure if isinstance(structure, Group) else structure(size)
+        structure = as_structure("dense" if self.structure is None else self.structure, size)
         self.diagonals.check(size)
-        if structure.k != size:
-            raise ValueError(
-                f"structure {structure} has k = {structure.k}, but a group of params has {size} numbers; give a "
-                "function from the number to a structure, such as gnomon.groups.Arrow"
-            )
         if isinstance(structure, LowRank) and self.form == "B":
             raise ValueError(f"form must be 'A' for {structure}: the diagonal of S^-1 H S^-1 is not at hand")
         return Chart(structure, "outer" if self.form == "A" else "inverse")

@@ -16,14 +16,11 @@ from torch.optim import Optimizer
 current_backward_pass = torch._C._current_graph_task_id
 """The number of the backward pass that is running; -1 outside of one."""
 
+at_end_of_backward_pass = torch.autograd.Variable._execution_engine.queue_callback
+"""Calls a function when the running backward pass ends."""
+
 OPTIMIZER_ATTRIBUTES = ("_optimizer_", "_zero_grad", "_patch", "_hook", "_warned")
 """How the names of attributes begin that torch's optimizers set on themselves, and set again after a copy."""
-
-
-def at_end_of_backward_pass(callback: Any) -> None:
-    """Call a function when the running backward pass ends."""
-    torch.autograd.Variable._execution_engine.queue_callback(callback)
-
 
 active_wrapper: Callable[[], nn.parallel.DistributedDataParallel | None] = functools.partial(
     getattr, nn.parallel.DistributedDataParallel, "_active_ddp_module"

@@ -88,7 +88,10 @@ def _color(factor: Tensor, matrix: Tensor) -> Tensor:
 
 
 def exp(tau: Tensor, v: Tensor) -> Tensor:
-    """``tau^(1/2) Exp(tau^(-1/2) v tau^(-1/2)) tau^(1/2)``: the end of the geodesic from tau along v."""
+    """``tau^(1/2) Exp(tau^(-1/2) v tau^(-1/2)) tau^(1/2)``: the end of the geodesic from tau along v (Table spd_table).
+
+    With ``v = tau^(1/2) eta tau^(1/2)``, eta are standard normal coordinates (Eqs. standard_normal_coord and orth_exp).
+    """
     _check_sizes(tau=tau, v=v)
     factor = _cholesky("tau", tau)
     return _color(factor, _exp(_whiten(factor, v)))
@@ -103,7 +106,7 @@ def log(tau: Tensor, other: Tensor) -> Tensor:
 
 
 def inner(tau: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """``tr(tau^-1 u tau^-1 v)``."""
+    """``tr(tau^-1 u tau^-1 v)``, twice the Fisher-Rao metric of N(0, tau) (Eq. affinemetric)."""
     _check_sizes(tau=tau, u=u, v=v)
     factor = _cholesky("tau", tau)
     return (_whiten(factor, u) * _whiten(factor, v)).sum((-2, -1))
@@ -141,7 +144,10 @@ def _transport_factor(start: Tensor, end: Tensor) -> Tensor:
 
 
 def transport(start: Tensor, end: Tensor, v: Tensor) -> Tensor:
-    """``E v E^T`` with ``E = (end start^-1)^(1/2)``: Riemannian parallel transport of a tangent vector."""
+    """``E v E^T`` with ``E = (end start^-1)^(1/2)``: Riemannian parallel transport of a tangent vector.
+
+    It solves Eq. parallel_trans_riem along the geodesic.
+    """
     _check_sizes(start=start, end=end, v=v)
     return _color(_transport_factor(start, end), v)
 
@@ -150,7 +156,7 @@ def euclidean_transport(start: Tensor, end: Tensor, g: Tensor) -> Tensor:
     """``H g H^T`` with ``H = end^-1 E start``: parallel transport of a Euclidean gradient.
 
     ``transport(F^-1 g) = F(end)^-1 euclidean_transport(g)`` with ``F(tau)^-1 g = tau g tau``
-    (Eq. equ_trans_maps).
+    (Eq. equ_trans_maps). It solves Eq. parallel_trans_eucl along the geodesic, and is the transport of Eq. rgd_mom_eg.
     """
     _check_sizes(start=start, end=end, g=g)
     e = _transport_factor(start, end)

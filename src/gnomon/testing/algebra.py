@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import jvp
 
-from ..groups import Group, SymmetricOperator
+from ..groups import Affine, Element, Group, SymmetricOperator
 from ..groups.base import ORDERS
 from .elements import dense_algebra, near_identity, pair, pieces, random_algebra, random_blocks, random_coordinates
 from .memory import check_arguments_are_kept
@@ -129,6 +129,7 @@ def check_covectors(group: Group, device: Device = "cpu") -> None:
         close(group, "gram", pair(group, group.gram(a, x), n), (N * (xa.mT @ xa)).sum())
     close(group, "trace", group.trace(group.restrict(x, y)), (x * y).sum())
     close(group, "squared_norm", group.squared_norm(a), A.square().sum())
+    close(group, "square_diagonal", group.square_diagonal(a), A.square().sum(-1))
     M = dense_algebra(group, m)
     close(group, "bracket", dense_algebra(group, group.bracket(n, m)), N @ M - M @ N)
 
@@ -176,9 +177,19 @@ def check_norms(group: Group, device: Device = "cpu") -> None:
                 within = low * true <= float(found) <= high * true
                 ratio = f"{member} is {float(found) / true if true else math.inf:.2f} times the spectral norm"
                 require(group, member, within, f"{ratio}, not between {low:.2g} and {high:.2g}")
+        check_stretch(group, eta)
     single = tuple(block.float() for block in eta)
     wide = group.length(single).dtype == torch.float64
     require(group, "length", wide, f"length of float32 coordinates is in {group.length(single).dtype}, not in float64")
+
+
+def check_stretch(group: Group, eta: Element) -> None:
+    """``stretch`` is at least ``||N + N^T||_2``, but for the mean of a Gaussian, and not far above it."""
+    N = torch.stack([dense_algebra(group, group.scale(piece)) for piece in pieces(group, eta)]).sum(0)
+    true, found = float(torch.linalg.matrix_norm(N + N.mT, 2)), float(group.stretch(eta))
+    low = group.k**-0.5 if isinstance(group, Affine) else 1 - 1e-9  # a largest coordinate for a length
+    ratio = f"stretch is {found / true if true else math.inf:.2f} times the spectral norm of N + N^T"
+    require(group, "stretch", low * true <= found <= 2 * group.k * true, f"{ratio}, not between {low:.2g} and 2 k")
 
 
 # ---------------------------------------------------------------------- exponentials

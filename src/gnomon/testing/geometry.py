@@ -46,7 +46,10 @@ class _SubChart:
         return torch.einsum("aij,bji->ab", whitened, whitened)
 
     def transport_rate(self, c: Tensor, velocity: Tensor) -> Tensor:
-        """The matrix R of ``dw/dt = R w`` for a covector along a curve with this velocity (Eq. parallel_trans_eucl)."""
+        """The matrix R of ``dw/dt = R w`` for a covector along a curve with this velocity.
+
+        This is Eq. parallel_trans_eucl, with the Christoffel symbols of Eq. chris_1st.
+        """
         f, df = self.metric(c), jacfwd(self.metric)(c)  # df[b, d, c] = d_c F_bd
         lowered = 0.5 * (df.permute(1, 2, 0) + df.permute(1, 0, 2) - df.permute(2, 0, 1))  # [d, c, b]
         return torch.einsum("ad,dcb,b->ca", torch.linalg.inv(f), lowered, velocity)

@@ -32,11 +32,13 @@ OPERATIONS: dict[str, Operation] = {
     "gram": lambda group, a, n, x: group.gram(a, x),
     "trace": lambda group, a, n, x: (group.trace(n),),
     "squared_norm": lambda group, a, n, x: (group.squared_norm(a),),
+    "square_diagonal": lambda group, a, n, x: (group.square_diagonal(a),),
     "metric_dual": lambda group, a, n, x: group.metric_dual(tuple(block.clone() for block in group.restrict(x, x))),
     "bracket": lambda group, a, n, x: group.bracket(n, a),
     "norm_bound": lambda group, a, n, x: (group.norm_bound(n),),
     "norm_estimate": lambda group, a, n, x: (group.norm_estimate(n),),
     "reach": lambda group, a, n, x: (group.reach(n),),
+    "stretch": lambda group, a, n, x: (group.stretch(n),),
     "exp": lambda group, a, n, x: group.exp(n, 1) + group.exp(n, 2) + group.exp(n),
     "move": lambda group, a, n, x: group.move(a, n, 2) + group.move(a, n, 2, left=True),
     "retract": lambda group, a, n, x: group.retract(a, n, 2),
@@ -162,7 +164,10 @@ def _check_products(
 
 
 # ---------------------------------------------------------------------- derivatives
-DIFFERENTIATED = ("mul", "apply", "ldiv", "to_dense", "apply_inverse", "logabsdet", "squared_norm", "apply_squared")
+DIFFERENTIATED = (
+    *("mul", "apply", "ldiv", "to_dense", "apply_inverse", "logabsdet", "squared_norm", "square_diagonal"),
+    "apply_squared",
+)
 """Operations that losses of points and mixtures contain."""
 
 

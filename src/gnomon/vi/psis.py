@@ -24,13 +24,13 @@ def pareto_smooth(log_ratios: Tensor) -> Smoothed:
     """Smooth the largest of the ratios ``log p - log q``: they become quantiles of a fitted Pareto distribution.
 
     k-hat says how many moments the weights have: below 0.5 they have a variance, above 0.7 they are of little use.
-    Ratios that are not finite have weight zero. k-hat is infinite where too few are left to fit a tail.
+    Ratios that are not finite have weight zero. k-hat is infinite where too few weights are left to fit a tail.
     """
     usable = log_ratios.double().where(log_ratios.isfinite(), -math.inf)
     if not bool(usable.isfinite().any()):
         return Smoothed(torch.full_like(usable, -math.log(len(usable))), math.inf)
     log_weights = usable - usable.max()
-    size = int(min(0.2 * len(usable), 3 * math.sqrt(len(usable))))
+    size = math.ceil(min(0.2 * len(usable), 3 * math.sqrt(len(usable))))
     tail = log_weights.argsort()[-size - 1 :]
     cutoff, tail = float(log_weights[tail[0]]), tail[1:]
     if size < SMALLEST_TAIL or not math.isfinite(cutoff):
@@ -39,6 +39,8 @@ def pareto_smooth(log_ratios: Tensor) -> Smoothed:
         khat = 0.0
     else:
         khat, sigma = fit_pareto(log_weights[tail].exp() - math.exp(cutoff))
+        if not math.isfinite(khat):  # the weights of most of the tail are zero beside the largest
+            return Smoothed(log_weights - log_weights.logsumexp(0), math.inf)
         levels = (torch.arange(size, dtype=torch.float64, device=tail.device) + 0.5) / size
         smooth = (_pareto_quantile(levels, khat, sigma) + math.exp(cutoff)).log()
         log_weights = log_weights.index_copy(0, tail, smooth.clamp(max=0.0))

@@ -148,8 +148,7 @@ class Run:
     def _refuse_runaway(self, estimate: Estimate) -> None:
         if estimate.largest < FARTHEST:
             return
-        x = (mean_of(self.q) + push(self.q, torch.eye(self.q.d, dtype=self.q.dtype)[:1])).abs()
-        where = self.target.in_parameter_order(x)[0].argmax()
+        where = self.target.in_parameter_order(self.q.sample((8,))).abs().amax(0).argmax()
         raise RunawayError(
             f"the approximation runs away: draws are beyond {FARTHEST:g}, the farthest in unconstrained coordinate "
             f"{int(where)}. The density does not fall off in that direction: give it a prior that does"
@@ -160,8 +159,8 @@ class Run:
     def _evaluate(self) -> Evaluation:
         """The bound, its error and k-hat from draws of the final q, which are kept for resampling."""
         q = self.q
-        pairs = max(1, self.settings.evaluation_draws_for(q.d) // 2)
-        z = standard_draws(pairs, q.d, generator=self.generator, dtype=q.dtype, device=q.device)
+        n = max(1, self.settings.evaluation_draws_for(q.d) // 2)
+        z = standard_draws(n, q.d, generator=self.generator, dtype=q.dtype, device=q.device)
         z = torch.cat([z, -z])
         x = mean_of(q) + push(q, z)
         ratios = self.target.log_density(x) - log_prob_of_noise(q, z)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from ..groups import Element, LowRank
 from ..groups.base import add, times
@@ -20,8 +19,8 @@ LONGEST_MEAN_STEP = 2.0
 class NaturalSteps:
     """``m <- alpha m + (1 - alpha) g``, ``q <- q(rate m)``, and m carried to the new frame (Eq. jacobian_transform).
 
-    The mean and the factor have a bound each, and gradients are cut to it before they enter the momentum. So an
-    average of them stays within the bounds, and a far mean does not slow the factor down.
+    The mean and the factor have a bound each, so that a far mean does not slow the factor down. Gradients are cut to
+    it before they enter the momentum, which one of them then cannot dominate.
     """
 
     def __init__(self, q: Gaussian, momentum: float) -> None:
@@ -36,7 +35,8 @@ class NaturalSteps:
         if self._velocity is None or not self.momentum:
             velocity = bounded
         else:
-            velocity = add(times(self.momentum, self._velocity), bounded, 1 - self.momentum)
+            average = add(times(self.momentum, self._velocity), bounded, 1 - self.momentum)
+            velocity = self._bounded(average, rate)
         step = times(rate, velocity)
         if self.momentum:
             self._velocity = q.chart.carry(step, velocity)

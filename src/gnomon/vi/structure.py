@@ -16,7 +16,15 @@ from torch import Tensor
 from ..groups import Arrow, BlockDiagonal, BlockTriangular, Dense, Diagonal, Group, LowRank, Triangular
 from .target import Target
 
-Structure = str | Group | Callable[[int], Group]
+
+@dataclass(frozen=True)
+class Globals:
+    """A proposal: given these coordinates, all others are independent. A few products with the Hessian check it."""
+
+    indices: tuple[int, ...]
+
+
+Structure = str | Group | Globals | Callable[[int], Group]
 
 DEFAULT_RANK = 8
 SWEEP = 1024
@@ -57,6 +65,10 @@ def check_structure(structure: Structure, dim: int) -> None:
             names = ", ".join(map(repr, (*SEARCHED, *NAMED)))
             raise ValueError(f"structure must be one of {names}, a group or a function of dim, got {structure!r}")
         return
+    if isinstance(structure, Globals):
+        if not all(0 <= i < dim for i in structure.indices) or len(structure.indices) >= dim:
+            raise ValueError(f"structure is {structure}, but there are {dim} unknowns")
+        return
     if not isinstance(structure, Group):
         if not callable(structure):
             raise TypeError(f"structure must be a name, a group or a function of dim, got {structure!r}")
@@ -69,6 +81,9 @@ def lay_out(structure: Structure, target: Target, around: Callable[[], Tensor]) 
     """The group for a structure; ``around`` gives a point for the search, if there is one."""
     if isinstance(structure, Group):
         return Layout(structure)
+    if isinstance(structure, Globals):
+        found = _verified(target, around(), structure)
+        return found if found is not None else lay_out("auto", target, around)
     if not isinstance(structure, str):
         return Layout(structure(target.dim))
     if structure in NAMED:
@@ -187,31 +202,56 @@ def _packed(groups: list[list[int]], block: int) -> list[int] | None:
     return order
 
 
-def _probe(target: Target, x: Tensor) -> Layout | None:
-    """An arrow by few products: coordinates whose probes vary most are tried as globals.
+def _verified(target: Target, x: Tensor, proposal: Globals) -> Layout | None:
+    probes = _Probes(target, x)
+    heads = torch.tensor(proposal.indices, dtype=torch.long, device=x.device)
+    if not probes.leave_a_diagonal(heads, probes.rows(heads)):
+        return None
+    others = [[i] for i in range(target.dim) if i not in set(proposal.indices)]
+    return _layout(sorted(proposal.indices), others, target.dim)
 
-    For random signs v the numbers ``v . (H v)`` of a local vary by its couplings to the globals alone. With the
-    globals' rows of H known, what is left of them is the diagonal, which does not depend on v.
-    """
-    generator = torch.Generator().manual_seed(target.dim)
-    signs = (2 * torch.randint(2, (PROBES, target.dim), generator=generator) - 1).to(x)
-    products = target.hessian_products(x, signs)
-    ranking = (signs * products).var(0).argsort(descending=True)
+
+def _probe(target: Target, x: Tensor) -> Layout | None:
+    """An arrow by few products: coordinates whose probes vary most are tried as globals."""
+    probes = _Probes(target, x)
+    ranking = probes.numbers.var(0).argsort(descending=True)
     rows = x.new_zeros(0, target.dim)
     r = 1
     while r <= MOST_GLOBALS:
-        units = torch.zeros(r - len(rows), target.dim, dtype=x.dtype, device=x.device)
-        units[torch.arange(len(units)), ranking[len(rows) : r]] = 1.0
-        rows = torch.cat([rows, target.hessian_products(x, units)])
-        heads = ranking[:r]
-        left = signs * (products - signs[:, heads] @ rows)
-        spread = left.var(0).sqrt()
-        spread[heads] = 0.0
-        size = (signs * products).abs().amax(0)
-        if bool((spread <= 10 * NEGLIGIBLE * size).all()):
-            return _layout(*_without_locals(heads, rows), target.dim)
+        rows = torch.cat([rows, probes.rows(ranking[len(rows) : r])])
+        if probes.leave_a_diagonal(ranking[:r], rows):
+            return _layout(*_without_locals(ranking[:r], rows), target.dim)
         r *= 2
     return None
+
+
+class _Probes:
+    """Products of the Hessian at x with random signs v.
+
+    The numbers ``v . (H v)`` of a local vary by its couplings to the globals alone. With the globals' rows of H known,
+    what is left of them is the diagonal, which does not depend on v.
+    """
+
+    def __init__(self, target: Target, x: Tensor) -> None:
+        generator = torch.Generator().manual_seed(target.dim)
+        self._target, self._x = target, x
+        self._signs = (2 * torch.randint(2, (PROBES, target.dim), generator=generator) - 1).to(x)
+        self._products = target.hessian_products(x, self._signs)
+        self.numbers = self._signs * self._products
+
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of H."""
+        units = torch.zeros(len(indices), self._target.dim, dtype=self._x.dtype, device=self._x.device)
+        units[torch.arange(len(indices)), indices] = 1.0
+        return self._target.hessian_products(self._x, units) if len(indices) else units
+
+    def leave_a_diagonal(self, heads: Tensor, rows: Tensor) -> bool:
+        """Whether the rest of H is diagonal beside the rows and columns of the heads."""
+        left = self._signs * (self._products - self._signs[:, heads] @ rows)
+        spread = left.var(0).sqrt()
+        spread[heads] = 0.0
+        rounding = max(NEGLIGIBLE, 1e3 * torch.finfo(self._x.dtype).eps)
+        return bool((spread <= rounding * self.numbers.abs().amax(0)).all())
 
 
 def _without_locals(heads: Tensor, rows: Tensor) -> tuple[list[int], list[list[int]]]:

@@ -24,11 +24,14 @@ def network(*sizes):
 
 
 def trained(model, steps=9, spoil=None, **settings):
-    """Parameters and averages after a few steps, and how many graphs torch made on the way."""
+    """Parameters and averages after a few steps, and how many graphs torch made on the way.
+
+    Moves along polar factors are not compiled, so there are none unless a test asks for them.
+    """
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     compiled.cache_clear()
-    optimizer = INGD(model, **{"update_every": 2, **settings})
+    optimizer = INGD(model, **{"update_every": 2, "polar": False, **settings})
     generator = torch.Generator().manual_seed(1)
     for step in range(steps):
         optimizer.zero_grad()
@@ -112,6 +115,16 @@ def scaled(factor):
 def test_compiled_moves(spoil):
     plain, _ = trained(network(9, 8, 7, 6), spoil=spoil)
     found, graphs = trained(network(9, 8, 7, 6), spoil=spoil, compile=True)
+    torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
+    assert graphs == 1
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("eager_compiler")
+def test_moves_along_polar_factors_are_as_without():
+    """Layers without polar factors are compiled beside them."""
+    plain, _ = trained(network(9, 8, 7, 6), polar={"0": 0})
+    found, graphs = trained(network(9, 8, 7, 6), polar={"0": 0}, compile=True)
     torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)
     assert graphs == 1
 

@@ -1,5 +1,8 @@
 """Models in pure half precision: sizes x rows x layers x structures."""
 
+import copy
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -103,3 +106,33 @@ def test_a_penalty_on_weights_counts(dtype):
         loss.backward()
         optimizer.step()
     assert model.weight.float().norm() < 0.8 * start
+
+
+@pytest.mark.parametrize("settings", [{"kl_clip": 1e-2}, {"step_rms": None}], ids=str)
+def test_natural_steps_beyond_the_range_of_the_weights(settings):
+    """Small gradients have long natural steps, which float16 cannot hold: the step is skipped, and nothing changes."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 3).half()
+    before = copy.deepcopy(model)
+    optimizer = INGD(model, damping=1e-3, curvature="gradient", **settings)
+    model(torch.randn(16, 5).half()).float().square().mean().backward()
+    for p in model.parameters():
+        p.grad = p.grad.sign() * 6e-8
+    with pytest.warns(UserWarning, match="the step was skipped, and nothing changed"):
+        optimizer.step()
+    assert optimizer.skipped_steps == 1
+    assert all(map(torch.equal, model.parameters(), before.parameters()))
+    assert all(p.isfinite().all() for state in optimizer.state.values() for p in state.values())
+
+
+@pytest.mark.parametrize("likelihood", ["categorical", "bernoulli", "gaussian"])
+def test_sampled_targets_of_outputs_that_are_not_finite(likelihood):
+    model = nn.Linear(5, 3)
+    optimizer = INGD(model, fisher="mc")
+    output = model(torch.full((4, 5), math.nan))
+    optimizer.observe(output, likelihood)
+    output.sum().backward()
+    with pytest.warns(UserWarning, match="not finite"):
+        optimizer.step()
+    assert optimizer.skipped_steps == 1
+    assert all(p.isfinite().all() for p in model.parameters())

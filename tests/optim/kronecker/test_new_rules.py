@@ -83,14 +83,11 @@ def settings_damping(stack):
 class Signs:
     """A toy: the signs of the averages, for all layers."""
 
-    def kind(self, layer):
-        return "all"
-
     def check(self, layers):
         pass
 
-    def __call__(self, layers, averages):
-        return averages.sign()
+    def turn(self, layer):
+        return torch.sign
 
 
 def network():

@@ -11,7 +11,7 @@ from torch import nn
 
 import gnomon
 from gnomon.optim import INGD, KFAC
-from gnomon.optim.kronecker.notices import SkippedSteps
+from gnomon.optim.kronecker.preconditioner import Skips
 from support.perceptron import batches, objective, perceptron, train
 from support.ranks import on_ranks
 
@@ -68,14 +68,16 @@ def test_a_gradient_that_is_no_product_of_rows_is_not_called_infinite():
 
 def test_the_count_is_not_waited_for():
     """Where the copy has not come yet the host reads what was there before."""
-    skips = SkippedSteps()
-    skips.count(torch.tensor(False))
-    late = skips._read
-    skips._read = torch.zeros(1, dtype=torch.long)
-    skips._read.copy_ = lambda *_, **__: None
-    assert said(lambda: skips.count(torch.tensor(True))) == []
-    skips._read = late
-    assert len(said(lambda: skips.count(torch.tensor(True)))) == 1
+    skips, skipped = Skips(1, 3), torch.tensor([True])
+    assert skips.count(("steps",), ~skipped) == []
+    late = skips._read["steps",]
+    skips._read["steps",] = torch.zeros(1, dtype=torch.long)
+    skips._read["steps",].copy_ = lambda *_, **__: None
+    assert skips.count(("steps",), skipped) == []
+    skips._read["steps",] = late
+    assert skips.count(("steps",), skipped) == [("steps", 2)]
+    assert skips.count(("steps",), skipped) == [("steps", 3)]
+    assert skips.count(("steps",), skipped) == []
 
 
 # ---------------------------------------------------------------------- layers that are not seen
@@ -158,7 +160,10 @@ def test_points_in_the_model(kind):
     assert "metric.eta (of SPD)" in message
     assert re.search(r"gnomon\.optim\.moving_frame\(torch\.optim\.SGD\(point\.parameters", message)
     # As it says.
-    optimizer = kind(model.map)
+    with pytest.warns(UserWarning, match="points on manifolds"):
+        optimizer = kind(model)
+    assert all(p is not model.metric.eta for group in optimizer.param_groups for p in group["params"])
+    assert {row.name: row.treatment for row in optimizer.summary().rows}["metric.eta"] == "left to moving_frame"
     framed = gnomon.optim.moving_frame(torch.optim.SGD(model.metric.parameters(), lr=0.1))
     losses = []
     for _ in range(30):
@@ -167,8 +172,19 @@ def test_points_in_the_model(kind):
         loss = (model(batches(1)[0]) - 1).square().mean()
         loss.backward()
         optimizer.step()
+        assert not model.metric.eta.any()
         framed.step()
         losses.append(loss.item())
     assert losses[-1] < losses[0]
+    with pytest.raises(ValueError, match=r"params holds metric\.eta, coordinates of a point of SPD"):
+        optimizer.add_param_group({"params": [model.metric.eta]})
     model.metric.requires_grad_(False)
     assert said(lambda: kind(model)) == []
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: gnomon.SPD(4), lambda: gnomon.Gaussian(3), lambda: gnomon.SPD(4, batch_shape=(6,))]
+)
+def test_nothing_but_points(make):
+    with pytest.raises(ValueError, match=r"nothing but points on manifolds to train; give points to gnomon\.optim"):
+        INGD(make())

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from gnomon.linalg import polar_factor
 from gnomon.optim import INGD
-from gnomon.optim.kronecker.polar import polar_factor
 from support.teaching import teacher, train
 
 F64 = torch.float64
@@ -76,7 +76,8 @@ def test_a_step_is_along_the_polar_factor_of_the_average():
 
 
 def kinds(optimizer):
-    return {layer.name: optimizer._direction.kind(layer) for layer in optimizer._layers.values()}
+    """The number of matrices that each layer's direction is made of; None for the average itself."""
+    return {layer.name: layer.turn and layer.turn.keywords["count"] for layer in optimizer._layers.values()}
 
 
 class Net(nn.Module):

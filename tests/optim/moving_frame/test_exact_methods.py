@@ -16,7 +16,7 @@ def test_momentum_is_exact_riemannian_heavy_ball():
             alpha, beta = 0.9, 0.05
             tau = 0.1 * random_spd(6, 3.0, generator=generator(2))
             point = gnomon.SPD(6, order=None, factor=form, init=tau)
-            optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=beta, momentum=alpha))
+            optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=beta, momentum=alpha), max_step=None)
             z = torch.zeros_like(tau)
             for _ in range(60):
                 optimizer.zero_grad()
@@ -34,7 +34,9 @@ def test_nesterov_and_adam_moments_need_no_transport():
     problem = MetricNearness.random(5, generator=generator())
     alpha, beta = 0.8, 0.01
     point = gnomon.SPD(5, order=None, dtype=torch.float64)
-    optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=beta, momentum=alpha, nesterov=True))
+    optimizer = gnomon.moving_frame(
+        optim.SGD(point.parameters(), lr=beta, momentum=alpha, nesterov=True), max_step=None
+    )
     tau, buffer = torch.eye(5, dtype=torch.float64), torch.zeros(5, 5, dtype=torch.float64)
     for _ in range(40):
         optimizer.zero_grad()

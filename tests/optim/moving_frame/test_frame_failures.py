@@ -102,7 +102,7 @@ def test_a_closure_that_fails_late_leaves_everything_where_it_was(failure):
 
 def test_a_step_that_overflows_is_given_up_with_its_momentum():
     point = gnomon.SPD(3, dtype=torch.float32)
-    optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=1e30, momentum=0.9))
+    optimizer = gnomon.moving_frame(optim.SGD(point.parameters(), lr=1e30, momentum=0.9), max_step=None)
     point.matrix().sum().backward()
     with pytest.warns(RuntimeWarning, match="a point would have overflowed: it stays where it is"):
         optimizer.step()
@@ -124,7 +124,7 @@ def test_a_step_that_overflows_is_given_up_with_its_momentum():
         ),
         (
             lambda p: gnomon.moving_frame(optim.SGD(p.parameters()), max_step=0.0),
-            "positive geodesic length, .* got 0.0",
+            "positive number, 'auto', or None .* got 0.0",
         ),
         (lambda p: gnomon.moving_frame(optim.SGD(p.parameters()), max_step=math.nan), "max_step must be"),
         (lambda p: gnomon.moving_frame(optim.SGD(p.parameters()), max_step="1"), "max_step must be .* got '1'"),
@@ -134,3 +134,33 @@ def test_bad_arguments(build, message):
     point = gnomon.SPD(2)
     with pytest.raises((ValueError, TypeError), match=message):
         build(point)
+
+
+def test_an_optimizer_that_does_not_fold_is_noticed_once():
+    point = gnomon.SPD(3)
+    optimizer = optim.SGD(point.parameters(), lr=0.1)
+
+    def step():
+        optimizer.zero_grad()
+        (point.matrix().sum() - point.logdet()).backward()
+        optimizer.step()
+
+    with _quiet():
+        step()
+        step()
+    with pytest.warns(RuntimeWarning, match=r"moved twice and not folded .* wrap the optimizer: gnomon.moving_frame"):
+        step()
+    with _quiet():
+        step()
+        gnomon.moving_frame(optimizer).step()
+
+
+def test_a_point_that_is_moved_by_hand_or_wrapped_is_not_warned_about():
+    point = gnomon.SPD(3)
+    optimizer = gnomon.moving_frame(optim.Adam(point.parameters(), lr=0.1))
+    with _quiet():
+        for _ in range(3):
+            with torch.no_grad():
+                point.eta.add_(0.1 * torch.eye(3))
+            point.matrix()
+            descend(optimizer, lambda: LogDet(torch.eye(3))(point), 2)

@@ -90,3 +90,19 @@ def test_lbfgs_vectors_of_mixed_parameters_are_found_by_their_place():
     assert len(vectors) == 2 + len(state["old_dirs"]) + len(state["old_stps"])
     assert all(v.shape == point.eta.shape for v in vectors)
     assert vectors[0].data_ptr() == state["d"][5:].data_ptr()
+
+
+@pytest.mark.parametrize("form", ["covariance", "precision"])
+@pytest.mark.parametrize("group", [g.Dense(6), g.Diagonal(6), g.Arrow(6)], ids=repr)
+def test_adam_follows_the_units_of_a_mean(group, form):
+    """A posterior a hundred times narrower than the start: second moments in old units would let steps vanish."""
+    target = torch.linspace(-1, 1, 6)
+    q = gnomon.Gaussian(group, form=form)
+    optimizer = gnomon.moving_frame(optim.Adam(q.parameters(), lr=0.1))
+
+    def loss():  # KL(q || N(target, 1e-4 I)), but for a constant
+        deviation = (q.loc - target).square().sum() + q.covariance().diagonal().sum()
+        return 0.5 * (1e4 * deviation - q.logdet())
+
+    descend(optimizer, loss, 300)
+    assert float(((q.loc - target) / 1e-2).abs().max()) < 0.1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from collections.abc import Sequence
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Literal
@@ -27,10 +28,52 @@ class Reproducible(str, Enum):
 
 
 TABLE_NAMES = (Reproducible.cifar100, Reproducible.tiny_imagenet, Reproducible.imagenet_100, Reproducible.gpt)
-TABLES, FIGURES = "Tables of trained networks: cifar100, tiny-imagenet, imagenet-100, gpt", "Figures: the other names"
+SYNTHETIC = (Reproducible.metric_nearness, Reproducible.log_det, Reproducible.gmm, Reproducible.rosenbrock)
+FIRST_TABLE, SECOND_TABLE = (Reproducible.cifar100, Reproducible.tiny_imagenet), (Reproducible.imagenet_100,)
+PAPER_NAMES: dict[str, Sequence[Reproducible]] = {
+    **{f"fig-{letter}": (name,) for letter, name in zip("abcd", SYNTHETIC, strict=True)},
+    "table-1": FIRST_TABLE,
+    "table-2": SECOND_TABLE,
+    "fig-3": SYNTHETIC,
+    "fig-4": SECOND_TABLE,
+    "fig-5": FIRST_TABLE,
+    "table-3": FIRST_TABLE,
+    "table-4": SECOND_TABLE,
+}
+"""What the paper's figures and tables of results are here.
 
-Name = Annotated[Reproducible, typer.Argument(help="A figure of the paper, all four of them, or a table.")]
-Output = Annotated[Path, typer.Option(help="Folder for the results: each name gets one of its own.")]
+``fig-a`` to ``fig-d``, ``table-1`` and ``table-2`` are the paper's labels ``fig:a``, ``table:results1`` and so on. The
+other names have the numbers that are printed in the paper.
+"""
+
+TABLES, FIGURES = "Options of tables: cifar100, tiny-imagenet, imagenet-100, gpt", "Options of figures: the other names"
+
+
+def named(name: str) -> Sequence[Reproducible]:
+    """The figures or tables that a name means, be it one of ours or of the paper's."""
+    if name == Reproducible.all.value:
+        return SYNTHETIC
+    if name in PAPER_NAMES:
+        return PAPER_NAMES[name]
+    try:
+        return (Reproducible(name),)
+    except ValueError:
+        known = ", ".join([*(known.value for known in Reproducible), *PAPER_NAMES])
+        raise typer.BadParameter(f"{name!r} is unknown; there are {known}", param_hint="NAME") from None
+
+
+def _completed(incomplete: str) -> list[str]:
+    names = [*(name.value for name in Reproducible), *PAPER_NAMES]
+    return [name for name in names if name.startswith(incomplete)]
+
+
+Name = Annotated[
+    str,
+    typer.Argument(
+        metavar="NAME", help="A figure, a table, or one of the paper's names for them.", autocompletion=_completed
+    ),
+]
+Output = Annotated[Path, typer.Option(help="Folder for the results: each figure and table gets one of its own.")]
 Quick = Annotated[
     bool, typer.Option("--quick", help="Small sizes; all four in under two minutes.", rich_help_panel=FIGURES)
 ]
@@ -78,35 +121,51 @@ def reproduce(
 
     Then the best of each is trained with three seeds. An estimate of the time is shown first.
 
-    Writes results.json, pictures and index.html into OUTPUT/NAME; of tables also NAME.md and each run.
+    The paper's names work too. fig-a, fig-b, fig-c and fig-d are its labels of the four figures.
+
+    table-1 (cifar100 and tiny-imagenet) and table-2 (imagenet-100) are its labels results1 and results2.
+
+    Its printed numbers are fig-3 (all four figures), table-3 and fig-5 (table-1), table-4 and fig-4 (table-2).
+
+    Writes results.json, pictures and index.html into a folder of OUTPUT, such as runs/gmm.
 
     What was interrupted, even killed, goes on with the same command.
     """
-    if name not in TABLE_NAMES:
+    names = named(name)
+    if any(one in TABLE_NAMES for one in names):
+        if quick:
+            raise typer.BadParameter(f"{name} is a table and has no --quick; --scale small makes it small")
+        _reproduce_tables([one.value for one in names], output, scale or "full", data_dir, jobs)
+    else:
         for option, value in (("--scale", scale), ("--data-dir", data_dir), ("--jobs", jobs)):
             if value is not None:
-                raise typer.BadParameter(f"{name.value} is a figure and has no {option}; --quick makes it small")
-        _reproduce_figures(name.value, output, quick)
-    else:
-        if quick:
-            raise typer.BadParameter(f"{name.value} is a table and has no --quick; --scale small makes it small")
-        _reproduce_table(name.value, output, scale or "full", data_dir, jobs)
+                raise typer.BadParameter(f"{name} is a figure and has no {option}; --quick makes it small")
+        _reproduce_figures([one.value for one in names], output, quick)
 
 
-def _reproduce_figures(name: str, output: Path, quick: bool) -> None:
+def _reproduce_figures(names: Sequence[str], output: Path, quick: bool) -> None:
     import torch
     from threadpoolctl import threadpool_limits
 
-    from ..figures.reproduce import EXPERIMENTS
     from ..figures.reproduce import reproduce as run
 
     torch.set_num_threads(1)  # methods are compared by the work of one thread, in SciPy too
     with one_line_endings(output, KEPT), threadpool_limits(1):
-        for experiment in EXPERIMENTS if name == "all" else [name]:
-            run(experiment, output, quick=quick)
+        for name in names:
+            run(name, output, quick=quick)
 
 
-def _reproduce_table(name: str, output: Path, scale: str, data_dir: Path | None, jobs: int | None) -> None:
+def _check_data(names: Sequence[str], scale: str, data_dir: Path | None) -> None:
+    """Missing data of any table is an error before the first run of the first one."""
+    from ..data import load
+    from ..tables import scales
+
+    for name in names:
+        for task in scales.TABLES[name][scale].tasks:
+            load(task.data, data_dir, train_limit=task.train_limit, test_limit=task.test_limit)
+
+
+def _reproduce_tables(names: Sequence[str], output: Path, scale: str, data_dir: Path | None, jobs: int | None) -> None:
     with one_line_errors():
         from ..data import DataError
         from ..training.ranks import check_alone
@@ -117,7 +176,10 @@ def _reproduce_table(name: str, output: Path, scale: str, data_dir: Path | None,
         except ModuleNotFoundError as missing:
             stop(f"Error: gnomon reproduce needs {missing.name}; pip install 'gnomon[experiments]'")
         try:
-            run(name, output, scale, data_dir=data_dir, jobs=jobs)
+            if len(names) > 1:
+                _check_data(names, scale, data_dir)
+            for name in names:
+                run(name, output, scale, data_dir=data_dir, jobs=jobs)
         except DataError:  # missing data is an OSError too
             raise
         except KeyboardInterrupt as interrupt:

@@ -21,7 +21,7 @@ PRETRAINING = 250
 class Lora(Language):
     """Adapters of rank 8 in a frozen GPT that was trained on Python's source. They learn English text."""
 
-    name, steps, warmup = "lora", 250, 20
+    name, steps, warmup = "lora", 160, 20
     rank = 8
 
     def __init__(self) -> None:

@@ -22,7 +22,7 @@ class Burgers(Task):
     points of the interior, and ten times the mean squared error at random points of the border.
     """
 
-    name, steps, warmup, measure = "equation", 900, 20, "relative L2 error of the solution in %"
+    name, steps, warmup, measure = "equation", 600, 20, "relative L2 error of the solution in %"
     interior, border, weight = 256, 96, 10.0
 
     def __init__(self) -> None:

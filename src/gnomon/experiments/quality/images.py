@@ -57,7 +57,7 @@ class Classifier(SampleTask):
 class Cnn(Classifier):
     """The network of :class:`~.cifar.Cifar`, at 16 x 16 pixels."""
 
-    name, steps, measure = "cnn", 240, "test error in %"
+    name, steps, measure = "cnn", 200, "test error in %"
     scores = staticmethod(percent_wrong)
 
     def model(self) -> nn.Module:
@@ -78,7 +78,7 @@ class ResNet(Classifier):
 class ViT(Classifier):
     """A vision transformer, 3 layers of width 128, on patches of 8 x 8, or on scikit-learn's digits in 2 x 2."""
 
-    name, steps, warmup, measure = "vit", 200, 10, "test loss"
+    name, steps, warmup, measure = "vit", 140, 10, "test loss"
     batch_size = 64
 
     def __init__(self) -> None:

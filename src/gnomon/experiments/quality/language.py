@@ -72,7 +72,7 @@ class Text(Language):
 class English(Language):
     """A GPT on English text: 3 layers, width 96, 6 heads, context 64."""
 
-    name, steps, warmup = "english", 250, 20
+    name, steps, warmup = "english", 200, 20
 
     def __init__(self) -> None:
         super().__init__(*english.read())
@@ -84,7 +84,7 @@ class English(Language):
 class LlamaText(Language):
     """A LLaMA on the bytes of Python's standard library: 2 layers, width 128, 4 heads, hidden width 344."""
 
-    name, steps, warmup = "llama", 250, 20
+    name, steps, warmup = "llama", 200, 20
 
     def __init__(self) -> None:
         super().__init__(*text.read())
@@ -96,7 +96,7 @@ class LlamaText(Language):
 class LSTMText(Language):
     """An LSTM on English text: one layer of 192 cells after an embedding of width 96."""
 
-    name, steps, warmup = "lstm", 320, 20
+    name, steps, warmup = "lstm", 250, 20
 
     def __init__(self) -> None:
         super().__init__(*english.read())

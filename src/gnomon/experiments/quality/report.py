@@ -37,7 +37,8 @@ INTRODUCTION = (
     f"measure on seed {CHOICE_SEED} is trained with {{seeds}} further seeds, and their test measure is reported "
     "(training loss of the autoencoder, error of the equation's solution). All optimizers have the task's schedule: a "
     "warm-up if it has one, then a cosine to zero. Everything else is at each optimizer's defaults. Times are CPU time "
-    "of one thread without measures. A run that diverges counts as infinitely bad."
+    "of one thread without measures, as multiples of AdamW's: each optimizer was timed at its usual rate in turns with "
+    "AdamW, in one process. A run that diverges counts as infinitely bad."
 )
 CHOSEN = (
     f"INGD's defaults may have been chosen by looking at the development tasks ({', '.join(DEVELOPMENT)}). Nothing was "
@@ -181,10 +182,7 @@ class Report:
             if adamw is None or any(one.failure for one in adamw):
                 continue
             level = mean(one.validation for one in adamw)
-            spent = (self.study.tasks[task], mean(one.seconds for one in adamw))
-            found = [self.study.final_outcomes(task, optimizer) for optimizer in self.optimizers]
-            reached = [(math.nan,) * 2 if one is None else steps_to(level, one) for one in found]
-            shares.append([tuple(own / all_ for own, all_ in zip(pair, spent, strict=True)) for pair in reached])
+            shares.append([self._shares_to(level, task, optimizer) for optimizer in self.optimizers])
             rows.append([task, *map(_pair, shares[-1])])
         means = [_mean_pair([row[place] for row in shares]) for place in range(len(self.optimizers))]
         rows.append(["geometric mean (tasks)", *means])
@@ -193,6 +191,14 @@ class Report:
             "validation measure. The last row has the tasks on which it is reached."
         )
         return Section("Steps and time to AdamW's measure", text, ["task", *self.titles], rows)
+
+    def _shares_to(self, level: float, task: str, optimizer: str) -> tuple[float, float]:
+        """Return the shares of AdamW's steps and of its time until a level is reached; nan if runs are missing."""
+        found, times = self.study.final_outcomes(task, optimizer), self.study.times(task, optimizer)
+        if found is None or times is None:
+            return math.nan, math.nan
+        steps = steps_to(level, found)
+        return steps / self.study.tasks[task], math.inf if steps == math.inf else times.until(steps)
 
     # ------------------------------------------------------------------ learning rates
     def sensitivity(self) -> Section:
@@ -232,11 +238,10 @@ class Report:
         for task in self.sets["all"]:
             cells = []
             for optimizer in self.optimizers:
-                rate, found = self.study.chosen_rate(task, optimizer), self.study.final_outcomes(task, optimizer)
-                done = rate is not None and found is not None
-                cells.append(f"{rate:.3g}, {mean(one.seconds for one in found or []):.1f} s" if done else "")
+                rate, times = self.study.chosen_rate(task, optimizer), self.study.times(task, optimizer)
+                cells.append(f"{rate:.3g}, {times.total:.2f}" if rate is not None and times is not None else "")
             rows.append([f"{task}, {self.study.tasks[task]} steps", *cells])
-        text = "The rate that was chosen, and the mean CPU seconds of a run."
+        text = "The rate that was chosen, and the CPU time of a run as a multiple of AdamW's, measured in turns."
         return Section("Chosen rates and times", text, ["task", *self.titles], rows)
 
     @cached_property

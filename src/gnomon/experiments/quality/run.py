@@ -20,6 +20,7 @@ from .report import Report
 from .runs import Outcome, Run
 from .study import FULL, QUICK, Scale, Study
 from .suite import TASKS
+from .timing import Times
 
 REPOSITORY = {"json": Path("benchmarks/quality.json"), "page": Path("docs/results/quality.md")}
 """Where results that are to be cited are kept. The picture is beside the page."""
@@ -61,6 +62,7 @@ def bench_quality(
     found, measures = _loaded([name for name in TASKS if not tasks or name in tasks], scale, console)
     chosen = _installed([name for name in CONTESTANTS if not optimizers or name in optimizers], console)
     study = Study(output / scale.name, found, chosen, scale)
+    restore(study, REPOSITORY["json"])
     study.finish(workers, console)
     report = Report(study, measures)
     for section in report.sections:
@@ -126,13 +128,45 @@ def compact(report: Report) -> str:
     study = report.study
     pairs = [(run, study.outcome(run)) for run in study.known()]
     lines = ",\n".join(json.dumps(_entry(run, outcome)) for run, outcome in pairs if outcome is not None)
-    about = {"scale": study.scale.name, "versions": versions(), "measures": report.measures, "steps": study.tasks}
+    about = {
+        "scale": study.scale.name,
+        "versions": versions(),
+        "measures": report.measures,
+        "steps": study.tasks,
+        "times": [
+            [task, optimizer, times.steps, [float(f"{share:.4g}") for share in times.shares]]
+            for task in study.tasks
+            for optimizer in study.optimizers
+            if (times := study.times(task, optimizer)) is not None
+        ],
+    }
     return json.dumps(about)[:-1] + f',\n"runs": [\n{lines}\n]}}\n'
 
 
+def restore(study: Study, kept: Path) -> None:
+    """Take the results in a file of the repository as runs that have ended, where the folder of the study lacks them.
+
+    Runs whose settings have changed since do not match and are done anew.
+    """
+    if not kept.is_file():
+        return
+    data = json.loads(kept.read_text())
+    if data["scale"] != study.scale.name:
+        return
+    known = {json.dumps([entry[name] for name in Run.IDENTITY]): entry for entry in data["runs"]}
+    for task, optimizer, steps, shares in data["times"]:
+        if task in study.tasks and optimizer in study.optimizers and study.times(task, optimizer) is None:
+            study.timing(task, optimizer).keep(Times(steps, shares))
+    count = -1
+    while count != (count := len(known)):  # the settings of a stage are known when the stage before it has ended
+        for run in list(study.known()):
+            entry = known.pop(json.dumps([run.identity[name] for name in Run.IDENTITY]), None)
+            if entry is not None and study.outcome(run) is None:
+                run.keep(Outcome.from_data(entry))
+
+
 def _entry(run: Run, outcome: Outcome) -> dict[str, Any]:
-    identity = {name: value for name, value in run.identity.items() if name != "settings"}
-    entry = {**identity, **outcome.as_data()}
+    entry = {**run.identity, **outcome.as_data()}
     entry["curve"] = [_rounded(point) for point in outcome.curve] if run.plan == "steps" and run.seed else []
     return entry
 

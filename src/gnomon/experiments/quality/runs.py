@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import copy
 import functools
+import hashlib
 import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -17,6 +18,9 @@ from ..common.machine import versions
 from .contestants import CONTESTANTS
 from .suite import TASKS
 from .task import Task, train
+
+FAILURES = (ArithmeticError, ValueError, RuntimeError)
+"""Errors of optimizers that are results, for example of an eigendecomposition of nan."""
 
 
 class DivergedError(ArithmeticError):
@@ -61,15 +65,18 @@ class Run:
     points: int = 20
     """The number of measures of the curve."""
 
+    IDENTITY: ClassVar = ("task", "optimizer", "rate", "seed", "steps", "plan", "settings")
+    """What determines the result beside the program."""
+
     @property
     def path(self) -> Path:
         return self.folder / self.task / self.optimizer / f"{self.plan}-{self.rate:.3g}-{self.seed}.json"
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What determines the result beside the program."""
-        named = {name: getattr(self, name) for name in ("task", "optimizer", "rate", "seed", "steps", "plan")}
-        return {**named, "settings": CONTESTANTS[self.optimizer].settings}
+        """The values of :attr:`IDENTITY`."""
+        named = {name: getattr(self, name) for name in self.IDENTITY[:-1]}
+        return {**named, "settings": _digest(CONTESTANTS[self.optimizer].settings)}
 
     def outcome(self) -> Outcome | None:
         """Return the result, or None if there is no readable file of this run with the same settings."""
@@ -82,8 +89,17 @@ class Run:
     def perform(self) -> None:
         """Train, and write the result."""
         # A copy of the task, because some tasks remember which samples are left of an epoch.
-        data = {"run": self.identity, **_trained(self, copy.copy(_task(self.task))).as_data(), "versions": versions()}
+        self.keep(_trained(self, copy.copy(task_of(self.task))))
+
+    def keep(self, outcome: Outcome) -> None:
+        """Write a result."""
+        data = {"run": self.identity, **outcome.as_data(), "versions": versions()}
         write_atomically(self.path, json.dumps(data) + "\n")
+
+
+def _digest(settings: dict[str, str]) -> str:
+    """Return a short text that differs where settings differ."""
+    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def _trained(run: Run, task: Task) -> Outcome:
@@ -108,7 +124,7 @@ def _trained(run: Run, task: Task) -> Outcome:
             watch=measure_test,
             measure=validate,
         )
-    except (ArithmeticError, ValueError, RuntimeError) as error:  # for example of an eigendecomposition of nan
+    except FAILURES as error:
         return Outcome(math.inf, math.inf, 0.0, failure=f"{type(error).__name__}: {error}".splitlines()[0])
     curve = [(step, history.seconds_at[step], value) for step, value in history.measured.items()]
     return Outcome(history.final, tests[0], history.seconds, curve)
@@ -121,6 +137,6 @@ def _finite(value: float) -> float:
 
 
 @functools.cache
-def _task(name: str) -> Task:
+def task_of(name: str) -> Task:
     """Return a task. A process reads its data once."""
     return TASKS[name]()

@@ -77,15 +77,15 @@ def bootstrap(statistic: Callable[[Array], Array], rows: Array, seed: int = 0) -
     return [Estimate(*map(float, column)) for column in zip(statistic(rows), *ends, strict=True)]
 
 
-def steps_to(level: float, runs: list[Outcome]) -> tuple[float, float]:
-    """Return the steps and the CPU seconds at which the mean curve of some runs first is at a level or below it.
+def steps_to(level: float, runs: list[Outcome]) -> float:
+    """Return the steps at which the mean curve of some runs first is at a level or below it.
 
-    Both are infinite if it never is, or if a run failed.
+    They are infinite if it never is, or if a run failed.
     """
     if any(one.failure for one in runs):
-        return math.inf, math.inf
+        return math.inf
     for points in zip(*(one.curve for one in runs), strict=True):
-        steps, seconds, values = zip(*points, strict=True)
+        steps, _, values = zip(*points, strict=True)
         if mean(values) <= level:
-            return mean(steps), mean(seconds)
-    return math.inf, math.inf
+            return mean(steps)
+    return math.inf

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import mean
 
 from rich.console import Console
 
@@ -14,6 +13,7 @@ from ..common.progress import counting_progress
 from ..common.workers import Workers
 from .contestants import ADAMW, CONTESTANTS, MUON
 from .runs import Outcome, Run
+from .timing import Times, Timing
 
 CHOICE_SEED = 0
 """The seed of the runs by which a learning rate is chosen."""
@@ -56,6 +56,7 @@ class Study:
     optimizers: list[str]
     scale: Scale
     _finished: dict[Run, Outcome] = field(default_factory=dict)
+    _times: dict[tuple[str, str], Times] = field(default_factory=dict)
 
     def outcome(self, run: Run) -> Outcome | None:
         """Return the result of a run, or None if it has not ended. A result is read from the disk once."""
@@ -96,11 +97,12 @@ class Study:
         The schedule is planned for these steps. There are no such runs if one of the two optimizers failed.
         """
         own, other = self.final_outcomes(task, optimizer), self.final_outcomes(task, reference)
-        rate = self.chosen_rate(task, optimizer)
+        rate, pace, budget = self.chosen_rate(task, optimizer), self.times(task, optimizer), self.times(task, reference)
         if own is None or other is None or rate is None or any(one.failure for one in (*own, *other)):
             return []
-        share = mean(one.seconds for one in other) / mean(one.seconds for one in own)
-        steps = max(round(share * self.tasks[task]), 1)
+        if pace is None or budget is None:
+            return []
+        steps = pace.steps_in(budget.total)
         return [self._run(task, optimizer, rate, seed, steps, f"{reference}-time") for seed in self._seeds]
 
     def outcomes_in_time_of(self, reference: str, task: str, optimizer: str) -> list[Outcome] | None:
@@ -108,6 +110,19 @@ class Study:
         if optimizer == reference:
             return self.final_outcomes(task, optimizer)
         return self.outcomes(self.in_time_of(reference, task, optimizer))
+
+    def timing(self, task: str, optimizer: str) -> Timing:
+        """Return the measurement of an optimizer's time."""
+        return Timing(self.folder, task, optimizer, self.tasks[task])
+
+    def times(self, task: str, optimizer: str) -> Times | None:
+        """Return the times of a run, or None if they were not measured yet. AdamW's are the unit."""
+        if optimizer == ADAMW:
+            return Times([self.tasks[task]], [1.0])
+        key = task, optimizer
+        if key not in self._times and (found := self.timing(task, optimizer).outcome()) is not None:
+            self._times[key] = found
+        return self._times.get(key)
 
     @property
     def references(self) -> list[str]:
@@ -137,9 +152,11 @@ class Study:
                 if optimizer != reference:
                     yield from self.in_time_of(reference, task, optimizer)
 
-    def left(self) -> list[Run]:
-        """Return the runs that have not ended and whose settings are known."""
-        return [run for run in self.known() if self.outcome(run) is None]
+    def left(self) -> list[Run | Timing]:
+        """Return the runs and timings that have not ended and whose settings are known."""
+        pairs = [(task, optimizer) for task in self.tasks for optimizer in self.optimizers]
+        timings = [self.timing(*pair) for pair in pairs if self.times(*pair) is None]
+        return [*timings, *(run for run in self.known() if self.outcome(run) is None)]
 
     @property
     def size(self) -> int:
@@ -154,7 +171,7 @@ class Study:
             return
         with Workers(workers) as pool, counting_progress(console) as progress:
             bar = progress.add_task("runs", total=self.size)
-            going: dict[Future[None], Run] = {}
+            going: dict[Future[None], Run | Timing] = {}
             while runs := self.left():
                 begun = set(going.values())
                 going |= {pool.submit(run.perform): run for run in runs if run not in begun}
@@ -163,8 +180,12 @@ class Study:
                     future.result()
                     console.print(self._line(going.pop(future)), highlight=False, soft_wrap=True)
 
-    def _line(self, run: Run) -> str:
+    def _line(self, run: Run | Timing) -> str:
         """Return a line about a run that has ended."""
+        if isinstance(run, Timing):
+            times = self.times(run.task, run.optimizer)
+            assert times is not None, f"{run.path} was not written"
+            return f"{run.task}, {CONTESTANTS[run.optimizer].title}: {times.total:.2f} times AdamW's time"
         outcome = self.outcome(run)
         assert outcome is not None, f"{run.path} was not written"
         ended = outcome.failure or f"{outcome.test:.4g} in {outcome.seconds:.1f} s"

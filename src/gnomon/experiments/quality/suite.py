@@ -14,9 +14,9 @@ from .tabular import Magic, Regression
 from .task import Task
 
 DEVELOPMENT: dict[str, Callable[[], Task]] = {
-    "autoencoder": partial(Autoencoder, steps=1200),
+    "autoencoder": partial(Autoencoder, steps=300),
     "cnn": Cnn,
-    "gpt": partial(Text, steps=250, batch_size=16),
+    "gpt": partial(Text, steps=200, batch_size=16),
     "llama": LlamaText,
     "magic": Magic,
     "equation": Burgers,

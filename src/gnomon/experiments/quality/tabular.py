@@ -16,7 +16,7 @@ from .samples import Samples, SampleTask
 class Magic(SampleTask):
     """A classifier of showers in MAGIC's telescope, with five hidden layers of width 256."""
 
-    name, steps, measure = "magic", 1400, "test loss"
+    name, steps, measure = "magic", 700, "test loss"
     batch_size = 128
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Regression(SampleTask):
     Training targets have noise of deviation ``0.05 + 0.25 z6^2``. Validation and test targets have none.
     """
 
-    name, steps, measure = "regression", 2000, "test error in % of the targets' deviation"
+    name, steps, measure = "regression", 800, "test error in % of the targets' deviation"
     batch_size = 256
     sizes = (12_000, 2_000, 4_000)
     causes, inputs = 8, 12

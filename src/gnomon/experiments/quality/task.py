@@ -68,6 +68,37 @@ class History:
         return self.measured[max(self.measured)]
 
 
+class Training:
+    """A model of a task, its optimizer and its schedule, which take steps when they are asked to."""
+
+    def __init__(self, task: Task, optimizer: Callable[[nn.Module], Optimizer], steps: int, seed: int) -> None:
+        torch.manual_seed(seed)
+        self._task, self.model = task, task.model()
+        self.optimizer = optimizer(self.model)
+        self._schedule = LambdaLR(self.optimizer, lambda step: task.rate(step, steps))
+        self._generator = torch.Generator().manual_seed(seed)
+        self.done, self.seconds = 0, 0.0
+        """The number of steps, and the CPU time of the steps alone."""
+
+    def step(self) -> float:
+        """Take a step; return the loss on its batch."""
+        x, y = self._task.batch(self._generator)
+        start = time.process_time()
+        self.optimizer.zero_grad()
+        loss = self._task.loss(self.model(x), y)
+        loss.backward()
+        self.optimizer.step()
+        self._schedule.step()
+        self.seconds += time.process_time() - start
+        self.done += 1
+        return loss.item()
+
+    def advance(self, steps: int) -> None:
+        """Take some steps."""
+        for _ in range(steps):
+            self.step()
+
+
 def train(
     task: Task,
     optimizer: Callable[[nn.Module], Optimizer],
@@ -83,25 +114,13 @@ def train(
     """
     steps = task.steps if steps is None else steps
     measure = task.evaluate if measure is None else measure
-    torch.manual_seed(seed)
-    model = task.model()
-    opt = optimizer(model)
-    schedule = LambdaLR(opt, lambda step: task.rate(step, steps))
-    generator = torch.Generator().manual_seed(seed)
-    history = History()
+    training, history = Training(task, optimizer, steps, seed), History()
     for step in range(1, steps + 1):
-        x, y = task.batch(generator)
-        start = time.process_time()
-        opt.zero_grad()
-        loss = task.loss(model(x), y)
-        loss.backward()
-        opt.step()
-        schedule.step()
-        history.seconds += time.process_time() - start
-        history.loss.append(loss.item())
+        history.loss.append(training.step())
+        history.seconds = training.seconds
         if watch is not None:
-            watch(step, model, opt)
+            watch(step, training.model, training.optimizer)
         if step == steps or (every is not None and step % every == 0):
-            history.measured[step] = measure(model)
+            history.measured[step] = measure(training.model)
             history.seconds_at[step] = history.seconds
     return history

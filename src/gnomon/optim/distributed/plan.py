@@ -189,7 +189,7 @@ def plan(optimizer: INGD, ranks: int, shard: Mode | None = None) -> Plan:
         costs = [row.bytes if WAYS[shard].stores_apart else row.update for row in rows]
         owners = Assignment.balanced(costs, ranks).owners
     layers = tuple(_layer_plan(optimizer, one, shard, owner, ranks) for one, owner in zip(known, owners, strict=True))
-    others = itertools.islice(optimizer._rows(), len(known), None)  # layers come first
+    others = itertools.islice(optimizer.summary().rows, len(known), None)  # layers come first
     return Plan(ranks, shard, layers, sum(row.bytes for row in others))
 
 

@@ -268,6 +268,14 @@ class Collector:
         finally:
             self.observes = False
 
+    def check_observed(self) -> None:
+        """Raise where the coming step needs :meth:`observe` and it was not called."""
+        if self.config.fisher != "mc" or not (self.is_watching and self.due):
+            return
+        reached = any(layer.weight.grad is not None for layer in self.watched())
+        if reached and not self.strategy.has_statistics(self):
+            raise RuntimeError("fisher='mc' needs observe(output) before each backward pass; there was none")
+
     def statistics(self, layer: FactoredLayer) -> Statistics | None:
         return self._records[layer.index].statistics
 

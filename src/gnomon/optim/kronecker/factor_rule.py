@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...groups import Group
 from .factor_forms import FactorPair
-from .layers.base import FactoredLayer, Settings, Side, Stack, State
+from .layers.base import FactoredLayer, Settings, Side, Stack, State, Turn
 from .statistics import Factors, Statistics
 
 
@@ -85,14 +85,11 @@ class FactorRule(Protocol):
 class DirectionRule(Protocol):
     """How the direction of a step comes from an average of preconditioned gradients. A new rule is one class."""
 
-    def kind(self, layer: FactoredLayer) -> Hashable | None:
-        """Layers of one kind are handled together; None where the rule leaves directions as they are."""
-
     def check(self, layers: Sequence[FactoredLayer]) -> None:
         """Raise where the rule cannot serve the layers of a model."""
 
-    def __call__(self, layers: Sequence[FactoredLayer], averages: Tensor) -> Tensor:
-        """The directions of layers of one kind, from averages of ``C C^T G K K^T``, ``(blocks, d, p)``.
+    def turn(self, layer: FactoredLayer) -> Turn | None:
+        """The function that a layer's averages go through; None where they are directions as they are.
 
-        Only their directions matter: a step has a given root mean square.
+        It is asked for when the optimizer is built, and again when the number of rows of a batch is known.
         """

@@ -6,9 +6,10 @@ gradients, :func:`update` computes::
     m_K <- a1 m_K + b1/(2d) ( tr(H_C) H_K + damping tr(C^T C) K^T K - d I )        K <- K Exp(-m_K)
     m_C <- a1 m_C + b1/(2p) ( tr(H_K) H_C + damping tr(K^T K) C^T C - p I )        C <- C Exp(-m_C)
 
-That function is pure. :class:`InverseFreeFactors` applies it to the factors in the optimizer's state. A factor has one
-of three forms with the same methods (:class:`~.factor_forms.FactorForm`). :mod:`.reference` has the same for dense
-factors in fifty lines.
+These are the steps of Eq. matgauss_just in the coordinates of Eq. mat_gauss_norm_coord. K and C are kept apart, in
+code of their own: :class:`gnomon.groups.Kronecker` has the same geometry and is not used. :func:`update` is pure.
+:class:`InverseFreeFactors` applies it to the factors in the optimizer's state. A factor has one of three forms with the
+same methods (:class:`~.factor_forms.FactorForm`). :mod:`.reference` has the same for dense factors in fifty lines.
 """
 
 from __future__ import annotations

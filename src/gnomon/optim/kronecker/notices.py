@@ -1,103 +1,100 @@
-"""What an optimizer notices of the program around it, and says once."""
+"""Warnings of what an optimizer notices in the program around it."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterable, Mapping, Sequence
 
-import torch
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from ...manifolds import point_of
-from .curvature import Collector
 
-MANY = 100
-"""The number of steps in a row that may be skipped before a second warning."""
+LARGE_PART, MANY_NUMBERS = 1 / 3, 10_000
+"""The share of a model's trained numbers that may have no factors, and their number, before a warning."""
 
 
-def warn_of_points(model: nn.Module) -> None:
-    """Warn where a model holds points on manifolds, which need steps of their own."""
-    found = {name: point for name, p in model.named_parameters() if (point := point_of(p)) and p.requires_grad}
-    if found:
-        kinds = ", ".join(f"{name} (of {type(point).__name__})" for name, point in found.items())
+def warn_of_model(names: Mapping[nn.Parameter, str], others: Iterable[nn.Parameter], trained: int) -> None:
+    """Warn of what an optimizer does not train in its own way: ``others`` are the parameters without factors among
+    ``trained`` numbers.
+    """
+    warn_of_points(names)
+    largest = sorted(others, key=lambda p: -p.numel())
+    missing = sum(p.numel() for p in largest)
+    if missing > LARGE_PART * trained and missing > MANY_NUMBERS:
+        found = ", ".join(f"{names[p]} {tuple(p.shape)}" for p in largest[:3] if p in names)
         warnings.warn(
-            f"the model has coordinates of points on manifolds: {kinds}; this optimizer moves them as any other "
-            "parameter, in a frame that stays. For Riemannian steps give it the part of the model without the points, "
-            "and them to gnomon.optim.moving_frame(torch.optim.SGD(point.parameters(), lr=...))",
-            stacklevel=4,
+            f"{missing / trained:.0%} of the trained numbers have no factors and follow the fallback, the largest in "
+            f"{found}. Recurrent layers and bare matrices have factors with relative=True or curvature='gradient'; "
+            "flat parameters of FullyShardedDataParallel need fully_shard() in its place. For others give fallback_lr "
+            "the rate that AdamW would have",
+            stacklevel=5,
         )
 
 
-class Notices:
-    """Warnings that come once, of ranks and modules that the optimizer does not see."""
-
-    def __init__(self) -> None:
-        self._said: set[str] = set()
-
-    def look(self, collector: Collector) -> None:
-        """Look at what the hooks have seen before a step."""
-        if not collector.is_watching:
-            return
-        strategy = collector.strategy
-        if strategy.count == 1 and not strategy.is_sharded and (ranks := _ranks()) > 1:
-            self._say(
-                f"this process is one of {ranks} ranks, but the model is neither in DistributedDataParallel nor in "
-                "fully_shard(), so that the statistics of layers are those of this rank's batches. Where ranks average "
-                "gradients by themselves their weights drift apart: wrap the model, or give curvature='gradient', "
-                "whose factors follow the averaged gradients"
-            )
-        if not collector.was_called and any(layer.weight.grad is not None for layer in collector.watched()):
-            self._say(
-                "the model's layers have gradients, but no module of them was called since this optimizer was built: "
-                "gradients stand in for the statistics of layers. A compiled model sees hooks only if its first call "
-                "comes after the optimizer is built (torch.compiler.reset() lets it begin anew). Where gradients come "
-                "from elsewhere, give curvature='gradient'"
-            )
-
-    def _say(self, message: str) -> None:
-        if message not in self._said:
-            self._said.add(message)
-            warnings.warn(message, stacklevel=7)  # where step() is called
+def warn_of_points(names: Mapping[nn.Parameter, str]) -> None:
+    """Warn where a model holds points on manifolds, which need steps of their own."""
+    found = {name: point for p, name in names.items() if (point := point_of(p)) and p.requires_grad}
+    if found:
+        kinds = ", ".join(f"{name} (of {type(point).__name__})" for name, point in found.items())
+        warnings.warn(
+            f"the model has coordinates of points on manifolds: {kinds}; this optimizer leaves them out. Train them "
+            "beside it with gnomon.optim.moving_frame(torch.optim.SGD(point.parameters(), lr=...)), or freeze them",
+            stacklevel=6,
+        )
 
 
-def _ranks() -> int:
-    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+def warn_of_other_ranks(stacklevel: int) -> None:
+    """Warn where a process trains as if it were alone, and is not."""
+    ranks = dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
+    if ranks > 1:
+        warnings.warn(
+            f"this process is one of {ranks} ranks, but the model is neither in DistributedDataParallel nor in "
+            "fully_shard(), so that the statistics of layers are those of this rank's batches. Where ranks average "
+            "gradients by themselves their weights drift apart: wrap the model, or give curvature='gradient', "
+            "whose factors follow the averaged gradients",
+            stacklevel=stacklevel,
+        )
 
 
-class SkippedSteps:
-    """Counts the steps in a row that were skipped; warns of the first, and once of very many.
+def warn_of_modules_not_called(stacklevel: int) -> None:
+    """Warn that no hook has seen the modules whose weights have gradients."""
+    warnings.warn(
+        "the model's layers have gradients, but no module of them was called since this optimizer was built: "
+        "gradients stand in for the statistics of layers. A compiled model sees hooks only if its first call "
+        "comes after the optimizer is built (torch.compiler.reset() lets it begin anew). Where gradients come "
+        "from elsewhere, give curvature='gradient'",
+        stacklevel=stacklevel,
+    )
 
-    The count stays on the device. The host reads what has come of it until now, so that it does not wait.
-    """
 
-    def __init__(self) -> None:
-        self._count: Tensor | None = None
-        self._read: Tensor | None = None
-        self._warned_at = 0
+def warn_of_replaced_parts(names: Sequence[str], stacklevel: int) -> None:
+    """Warn that parameters are not in the model any more."""
+    warnings.warn(
+        f"a part of the model was replaced after this optimizer was built: {', '.join(names)} of before is dropped, "
+        "with its state; add what took its place with add_param_group({'params': [...]})",
+        stacklevel=stacklevel,
+    )
 
-    def count(self, skipped: Tensor) -> None:
-        """Add one if a step was skipped; otherwise begin again at zero."""
-        known = 0 if self._count is None else self._count.to(skipped.device)
-        self._count = (known + 1) * skipped
-        if self._read is None:
-            self._read = torch.zeros(1, dtype=torch.long, device="cpu", pin_memory=skipped.device.type == "cuda")
-        self._read.copy_(self._count, non_blocking=True)
-        self._warn(*self._read.tolist())
 
-    def _warn(self, missed: int) -> None:
-        if missed >= MANY > self._warned_at:
-            self._warned_at = MANY
-            warnings.warn(
-                f"the last {missed} steps were all skipped, because gradients or their natural directions were not "
-                "finite: the model is not trained any more. Go back to a checkpoint, with a smaller learning rate or "
-                "without the data that gives such gradients",
-                stacklevel=6,
-            )
-        elif missed > 0 == self._warned_at:
-            self._warned_at = 1
-            warnings.warn(
-                "a gradient, or its natural direction, is not finite: the step was skipped, and nothing changed; look "
-                "at the loss, the data or the learning rate (further ones are only counted, in "
-                "optimizer.skipped_steps)",
-                stacklevel=6,
-            )
+def warn_of_skipped_updates(layer: str, count: int) -> None:
+    """Warn that a layer's factors do not follow its curvature."""
+    warnings.warn(
+        f"the factors of layer {layer!r} have missed {count} updates in a row, because the curvature of its batches "
+        "was not finite; look for inputs or output gradients that are infinite or NaN",
+        stacklevel=2,
+    )
+
+
+def warn_of_skipped_steps(count: int, stacklevel: int) -> None:
+    """Warn of the first step that was skipped, or of many in a row."""
+    first = (
+        "a gradient, or its natural direction, is not finite: the step was skipped, and nothing changed; look at the "
+        "loss, the data or the learning rate (further ones are only counted, in optimizer.skipped_steps)"
+    )
+    many = (
+        f"the last {count} steps were all skipped, because gradients or their natural directions were not finite: the "
+        "model is not trained any more. Go back to a checkpoint, with a smaller learning rate or without the data that "
+        "gives such gradients"
+    )
+    warnings.warn(first if count == 1 else many, stacklevel=stacklevel)

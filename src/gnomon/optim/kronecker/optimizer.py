@@ -8,7 +8,6 @@ strategy, the preconditioner with its rule, and the steps of layers.
 from __future__ import annotations
 
 import math
-import warnings
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator
 from numbers import Real
@@ -19,29 +18,40 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ...linalg import full_precision, peaks
+from ...manifolds import point_of
 from ..torch_internals import own_attributes
 from .config import CurvatureConfig, StepConfig
 from .curvature import Collector
 from .factor_rule import DirectionRule, FactorRule
-from .layers.base import FactoredLayer, Move, Settings, States, alike
-from .notices import Notices, SkippedSteps, warn_of_points
-from .preconditioner import Preconditioner
+from .layers.base import FactoredLayer, Move, Settings, States, parameter_names
+from .notices import (
+    warn_of_model,
+    warn_of_modules_not_called,
+    warn_of_other_ranks,
+    warn_of_replaced_parts,
+    warn_of_skipped_steps,
+)
+from .preconditioner import Preconditioner, Skips
 from .registry import LayerRegistry
 from .sampling import Likelihood
-from .saved_state import ROWS, fitted_state, numbered
+from .saved_state import ROWS, fitted_state, loading, put_state
 from .strategy import Alone, SharingRule, alone
 from .structures import Structure
-from .summary import Row, Summary, expected_bytes, layer_row, summary_rows
+from .summary import Summary, expected_bytes, layer_row, stored_bytes, summary_rows
 from .update_rules import LayerSteps, Peaks, fall_back, gradient_of
 
 GROWTH = 20
 """With growing intervals, the interval between updates is 1 for this many steps, then 2 for as many, and so on up to
 ``update_every``."""
+MANY = 100
+"""The number of steps in a row that may be skipped before a second warning."""
 
 # ---------------------------------------------------------------------- settings of parameter groups
 AT_LEAST_ZERO = ("lr", "fallback_lr", "weight_decay", "damping", "precond_lr")
 BELOW_ONE = ("momentum", "precond_momentum", "decay")
 POSITIVE_OR_NONE = ("step_rms", "kl_clip")
+Schedules = dict[str, Callable[[int], float]]
+"""Settings that are functions of the step."""
 NUMBERS = (*AT_LEAST_ZERO, *BELOW_ONE, *POSITIVE_OR_NONE, "update_every")
 """Settings that may be functions of the step and differ between parameter groups."""
 MAY_BE_NONE = (*POSITIVE_OR_NONE, "fallback_lr")
@@ -98,17 +108,50 @@ def is_due(settings: Settings) -> bool:
     return bool(settings["step"] >= settings["next_update"])
 
 
+def due_weights(groups: list[Settings]) -> set[nn.Parameter]:
+    """The weights whose factors the coming step updates."""
+    return {p for group in groups if group["role"] == "layer" and is_due(group) for p in group["params"]}
+
+
+def plan_updates(groups: list[Settings], growing: bool) -> None:
+    """Say when the factors of groups that were due are updated again."""
+    for group in groups:
+        if is_due(group):
+            grown = 1 + group["step"] // GROWTH if growing else group["update_every"]
+            group["interval"] = min(group["update_every"], grown)
+            group["next_update"] = group["step"] + group["interval"]
+
+
+def follow_schedules(group: Settings, schedules: Schedules) -> None:
+    """Give the settings of a group their values at the coming step."""
+    if schedules:
+        new = {name: schedule(group["step"]) for name, schedule in schedules.items()}
+        check_settings(new)
+        group.update(new)
+    group.update(own_numbers({name: group[name] for name in NUMBERS if _is_unusual(name, group.get(name))}))
+
+
 def check_gradients(names: dict[nn.Parameter, str], groups: list[Settings]) -> None:
     """Raise for a gradient that no step could use."""
     known = {id(p) for group in groups for p in group["params"]}
     for p, name in names.items():
         if p.grad is not None and p.grad.is_sparse:
             raise RuntimeError(f"the gradient of {name} is sparse; build its embedding with sparse=False")
-        if p.grad is not None and p.requires_grad and id(p) not in known:
+        if p.grad is not None and p.requires_grad and id(p) not in known and point_of(p) is None:
             raise RuntimeError(
                 f"{name} has a gradient but is in no group, because it was frozen, or not a part of the model yet, "
                 "when this optimizer was built; add it with add_param_group({'params': [...]})"
             )
+
+
+def look_around(collector: Collector) -> None:
+    """Before the first step, warn of ranks and modules that the hooks do not see."""
+    if not collector.is_watching:
+        return
+    if collector.strategy.count == 1 and not collector.strategy.is_sharded:
+        warn_of_other_ranks(stacklevel=7)
+    if not collector.was_called and any(layer.weight.grad is not None for layer in collector.watched()):
+        warn_of_modules_not_called(stacklevel=7)
 
 
 def checked_group(group: Settings) -> Settings:
@@ -122,6 +165,21 @@ def checked_group(group: Settings) -> Settings:
     if not all(isinstance(p, Tensor) for p in params):
         raise TypeError(f"params must be parameters of the model, got {params!r}")
     return {**group, "params": params}
+
+
+def split_group(
+    members: list[nn.Parameter], others: list[nn.Parameter], wanted: Settings, fallback_lr: Any
+) -> Iterator[tuple[Settings, Schedules]]:
+    """The parameters of layers and the others as two groups with their schedules, each with its learning rate."""
+    settings, counters = own_numbers(at_step(wanted, 0)), {"step": 0, "next_update": 0, "interval": 1}
+    schedules = {name: value for name, value in wanted.items() if callable(value)}
+    if members:
+        yield {"params": members, **settings, **counters, "role": "layer"}, schedules
+    if others:
+        rate = {"lr": wanted["lr"] if fallback_lr is None else fallback_lr}
+        own = {**own_numbers(at_step(rate, 0)), "beta2": 0.99, "eps": 1e-8, "role": "fallback"}
+        fixed = {name: value for name, value in schedules.items() if name != "lr"}
+        yield {"params": others, **settings, **counters, **own}, {**fixed, **rate} if callable(rate["lr"]) else fixed
 
 
 class KroneckerOptimizer(Optimizer):
@@ -164,18 +222,19 @@ class KroneckerOptimizer(Optimizer):
         if self._config.fallback_lr is not None:
             check_settings(at_step({"fallback_lr": self._config.fallback_lr}, 0))
         self._registry = LayerRegistry(model, curvature, rule, structure, max_dim)
-        self._schedules: list[dict[str, Callable[[int], float]]] = []
+        self._schedules: list[Schedules] = []
         self._sharing, self._is_built = sharing, False
-        self._notices, self._skips, self._next_index = Notices(), SkippedSteps(), 0
+        self._skips, self._has_looked_around = Skips(1, MANY), False
         asked = [checked_group(group) for group in groups]
         super().__init__(self._registry.all_groups(asked), {**settings, "role": "layer"})
         self._registry.check_patterns()
-        warn_of_points(model)
+        warn_of_model(*self._registry.without_factors(self.param_groups))
         # The collaborators hold the state itself, which is the same object for the life of the optimizer.
-        self._preconditioner = Preconditioner(rule, self._states, low_memory, direction)
-        self._direction = direction
+        self._preconditioner = Preconditioner(rule, self._states, low_memory)
+        self._direction = None if self._config.precondition_only else direction
         if direction is not None:
             direction.check(list(self._layers.values()))
+        self._choose_turns()
         self._collector = Collector(curvature, self._preconditioner)
         self._is_built = True
         self._use_strategy(sharing(model, None))
@@ -184,31 +243,21 @@ class KroneckerOptimizer(Optimizer):
     # ------------------------------------------------------------------ parameters
     def add_param_group(self, param_group: Settings) -> None:
         """Add parameters of the model. Those of layers and others become two groups, each with its learning rate."""
-        self._drop_what_is_gone(self._registry.names())
+        self._drop_what_is_gone(parameter_names(self._model))
         asked = checked_group(param_group)
         params = asked.pop("params")
         wanted = {**self.defaults, **asked}
         check_settings(at_step(wanted, 0))
         wanted = own_numbers(wanted)
-        settings = own_numbers(at_step(wanted, 0))
+        fallback_lr = asked.get("fallback_lr", self._config.fallback_lr)
         self._registry.check_new(params, self.param_groups)
         found = self._registry.find(params, wanted, [g["params"] for g in self.param_groups if g["role"] == "fallback"])
-        schedules = {name: value for name, value in wanted.items() if callable(value)}
-        counters = {"step": 0, "next_update": 0, "interval": 1}
-        if found.members:
-            super().add_param_group({"params": found.members, **settings, **counters, "role": "layer"})
+        for group, schedules in split_group(found.members, found.others, wanted, fallback_lr):
+            super().add_param_group(group)
             self._schedules.append(schedules)
-        if found.others:
-            lr = asked.get("fallback_lr", self._config.fallback_lr)
-            lr = wanted["lr"] if lr is None else lr
-            own = {"lr": lr(0) if callable(lr) else lr, "beta2": 0.99, "eps": 1e-8, "role": "fallback"}
-            super().add_param_group({"params": found.others, **settings, **counters, **own_numbers(own)})
-            fixed = {name: value for name, value in schedules.items() if name != "lr"}
-            self._schedules.append({**fixed, "lr": lr} if callable(lr) else fixed)
         self._registry.add(found.layers)
-        for layer in found.layers:  # a number is never given again, also if its layer is gone
-            layer.index, self._next_index = self._next_index, self._next_index + 1
         if self._is_built:
+            self._choose_turns()
             self._use_strategy(self._strategy)
             self._watch()
 
@@ -226,22 +275,17 @@ class KroneckerOptimizer(Optimizer):
                 "none of this optimizer's parameters is in the model any more, as after fully_shard(): build the "
                 "optimizer anew"
             )
-        gone = [layer for w, layer in self._layers.items() if w in lost]
+        gone = self._registry.drop(lost)
         lost |= {p for layer in gone for p in layer.layer.parameters}
         for group in self.param_groups:
             group["params"] = [p for p in group["params"] if p not in lost]
         for p in lost:
             self.state.pop(p, None)
-            self._layers.pop(cast(nn.Parameter, p), None)
         self._preconditioner.forget(gone)
         self._use_strategy(self._strategy)
         self._watch()
-        which = ", ".join(repr(layer.name) for layer in gone) or f"parameters {[tuple(p.shape) for p in lost]}"
-        warnings.warn(
-            f"a part of the model was replaced after this optimizer was built: {which} of before is dropped, with its "
-            "state; add what took its place with add_param_group({'params': [...]})",
-            stacklevel=5,
-        )
+        what = [repr(layer.name) for layer in gone] or [f"parameters {[tuple(p.shape) for p in lost]}"]
+        warn_of_replaced_parts(what, stacklevel=7)
 
     # ------------------------------------------------------------------ collaborators
     def _use_strategy(self, strategy: Alone) -> None:
@@ -249,7 +293,7 @@ class KroneckerOptimizer(Optimizer):
         self._strategy = self._collector.strategy = self._preconditioner.strategy = strategy
         strategy.arrange(list(self._layers.values()), self._cost)
         for layer in self._layers.values():
-            self._drop_what_others_store(layer)
+            self._preconditioner.drop_what_others_store(layer)
 
     def _adopt_wrapper(self, wrapper: Any) -> None:
         """The model was wrapped after the optimizer was built, which shows in a forward pass; its hooks stay."""
@@ -260,7 +304,7 @@ class KroneckerOptimizer(Optimizer):
     def _watch(self) -> None:
         """Set hooks on all modules that describe a layer."""
         self._collector.watch(self._model, list(self._layers.values()))
-        self._collector.due = self._due_weights()
+        self._collector.due = due_weights(self.param_groups)
         self._collector.found_wrapper = weakref.WeakMethod(self._adopt_wrapper)
 
     @property
@@ -275,17 +319,6 @@ class KroneckerOptimizer(Optimizer):
         """What is balanced over ranks: memory where layers are stored by one rank each, else the work of an update."""
         row = layer_row(self._rule, layer, layer.name, self._config, self.param_groups[0]["update_every"])
         return row.bytes if self._strategy.stores_apart else row.update
-
-    def _drop_what_others_store(self, layer: FactoredLayer) -> None:
-        if self._strategy.is_mine(layer):
-            return
-        momenta = [] if self._strategy.moves_apart else ["momentum_buffer"]
-        stored = {*self._preconditioner.stored_keys(layer), *momenta}
-        for p in layer.layer.parameters:
-            if p in self.state:
-                for key in self.state[p].keys() - stored:
-                    del self.state[p][key]
-        self._preconditioner.forget([layer])
 
     def close(self) -> None:
         """Remove the hooks from the model. Factors stay as they are from then on."""
@@ -312,12 +345,14 @@ class KroneckerOptimizer(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._follow_schedules()
+        for group, schedules in zip(self.param_groups, self._schedules, strict=True):
+            follow_schedules(group, schedules)
+            self._rule.check((self._layers[p] for p in group["params"] if p in self._layers), group)
         parameters = self._checked_parameters()
         if parameters:
             with full_precision(parameters[0]):
                 self._step(parameters)
-        self._collector.end_step(self._due_weights())
+        self._collector.end_step(due_weights(self.param_groups))
         return loss
 
     def _step(self, parameters: list[nn.Parameter]) -> None:
@@ -342,13 +377,17 @@ class KroneckerOptimizer(Optimizer):
         if due:
             skipped = self._preconditioner.update(due, collector, ok)
             self._count("skipped_updates", skipped + collector.take_empty_batches())
-        self._plan_updates()
-        ok = self._move_layers(moving, largest, ok)
+        plan_updates(self.param_groups, self._config.growing_intervals)
+        replaces, compiles = self._config.precondition_only, self._config.compile
+        steps = LayerSteps(self._states, strategy, self._precondition, replaces, compiles)
+        ok = steps.move(moving, largest, self._preconditioner.levels, ok)
         if not self._config.precondition_only:
             others = [p for p in parameters if group_of[p]["role"] == "fallback"]
             fall_back(self._config.fallback, others, group_of, self._states, strategy, ok)
         self._count("skipped_steps", ~ok)
-        self._skips.count(~ok if right is None else ~ok & right.to(ok.device))
+        missed = ~ok if right is None else ~ok & right.to(ok.device)
+        for _, count in self._skips.count(("steps",), missed.view(1)):
+            warn_of_skipped_steps(count, stacklevel=6)
         for group in self.param_groups:
             group["step"] += 1
 
@@ -361,75 +400,30 @@ class KroneckerOptimizer(Optimizer):
             if self._strategy.count > 1:
                 counts = self._strategy.sum(torch.tensor(counts, device=new[0].weight.device)).tolist()
             known |= {layer.name: count for layer, count in zip(new, counts, strict=True) if count}
-            self._use_row_counts()
+            self._choose_turns()
 
-    def _use_row_counts(self) -> None:
+    def _choose_turns(self) -> None:
+        """Say how the direction of each layer comes from its average, by what is known of its batches."""
         known = self.param_groups[0].get(ROWS, {})
         for layer in self._layers.values():
             layer.rows = known.get(layer.name, 0)
-
-    def _plan_updates(self) -> None:
-        """Say when the factors of groups that were due are updated again."""
-        for group in self.param_groups:
-            if is_due(group):
-                grown = 1 + group["step"] // GROWTH if self._config.growing_intervals else group["update_every"]
-                group["interval"] = min(group["update_every"], grown)
-                group["next_update"] = group["step"] + group["interval"]
-
-    def _move_layers(self, moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
-        """Move all layers, or replace their gradients; gives whether that could be done."""
-        strategy, config = self._strategy, self._config
-        steps = LayerSteps(
-            self._states, strategy, self._precondition, self._direction, config.precondition_only, config.compile
-        )
-        scaled = [move for move in moving if move.group["step_rms"] is not None]
-
-        def kind(move: Move) -> tuple[Any, ...]:
-            turned = self._direction is not None and self._direction.kind(move.layer) is not None
-            return turned, id(move.group), move.layer.weight.dtype, move.layer.weight.device
-
-        for same in alike(scaled, kind):
-            for few in strategy.portions(same):
-                strategy.gather_gradients([move.layer for move in few])
-                steps.by_rms(few, largest, ok)
-                strategy.drop_gradients()
-        natural = [move for move in moving if move.group["step_rms"] is None]
-        if natural:
-            strategy.gather_gradients([move.layer for move in natural])
-            ok = steps.naturally(natural, self._preconditioner.levels, ok)
-            strategy.drop_gradients()
-        return ok
+            layer.turn = None if self._direction is None else self._direction.turn(layer)
 
     def _precondition(self, moving: list[Move]) -> tuple[list[list[Move]], list[Tensor]]:
         return self._preconditioner.directions(moving, self._collector)
 
     # ------------------------------------------------------------------ before a step
-    def _due_weights(self) -> set[nn.Parameter]:
-        """The weights whose factors the coming step updates."""
-        due = [group for group in self.param_groups if group["role"] == "layer" and is_due(group)]
-        return {p for group in due for p in group["params"]}
-
-    def _follow_schedules(self) -> None:
-        for group, schedules in zip(self.param_groups, self._schedules, strict=True):
-            if schedules:
-                new = {name: schedule(group["step"]) for name, schedule in schedules.items()}
-                check_settings(new)
-                group.update(new)
-            group.update(own_numbers({name: group[name] for name in NUMBERS if _is_unusual(name, group.get(name))}))
-            self._rule.check((self._layers[p] for p in group["params"] if p in self._layers), group)
-
     def _checked_parameters(self) -> list[nn.Parameter]:
         """The parameters with a gradient; raises where one could not be used, before anything changes."""
-        names = self._registry.names()
+        names = parameter_names(self._model)
         self._drop_what_is_gone(names)
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
         check_gradients(names, self.param_groups)
-        collector = self._collector
-        self._notices.look(collector)
-        if parameters and collector.config.fisher == "mc" and collector.is_watching and collector.due:
-            watched = [layer for layer in collector.watched() if layer.weight.grad is not None]
-            if watched and not self._strategy.has_statistics(collector):
-                raise RuntimeError("fisher='mc' needs observe(output) before each backward pass; there was none")
+        if parameters and not self._has_looked_around:
+            self._has_looked_around = True
+            look_around(self._collector)
+        if parameters:
+            self._collector.check_observed()
         return parameters
 
     def observe(self, output: Tensor, likelihood: Likelihood = "categorical") -> None:
@@ -472,64 +466,43 @@ class KroneckerOptimizer(Optimizer):
 
         Factors that were saved in another form, with another damping or ``memory``, are converted.
         """
-        self._drop_what_is_gone(self._registry.names())
-        own: Settings = {}
+        self._drop_what_is_gone(parameter_names(self._model))
         states = self.state
 
-        def fit(_: Optimizer, given: Settings) -> Settings:
-            own.update(fitted_state(given, self.param_groups, self._registry, self._preconditioner))
-            return own
+        def fit(given: Settings) -> Settings:
+            return fitted_state(given, self.param_groups, self._registry, self._preconditioner)
 
-        # The last of the hooks before and the first of those after: hooks of others change what is loaded, and see it.
-        before = self.register_load_state_dict_pre_hook(fit)
-        after = self.register_load_state_dict_post_hook(lambda _: self._take(own, states), prepend=True)
-        try:
+        def take(fitted: Settings) -> None:
+            put_state(fitted, states, self.param_groups, self._strategy)
+            self.state = states
+            self._follow_state()
+
+        with loading(self, fit, take):
             super().load_state_dict(state_dict)
-        finally:
-            before.remove()
-            after.remove()
 
-    def _take(self, own: Settings, states: Any) -> None:
-        """Put a state into the memory that the collaborators hold, as it was saved.
-
-        torch has turned the factors into the types of the parameters.
-        """
-        found = own["state"]
-        states.clear()
-        for number, p in numbered(own["param_groups"], self.param_groups):
-            if number in found:
-                states[p] = {
-                    key: self._strategy.sharded_as(value.to(p.device), p) if isinstance(value, Tensor) else value
-                    for key, value in found.pop(number).items()
-                }
-        states.update(found)  # what somebody keeps under keys of his own
-        self.state = states
+    def _follow_state(self) -> None:
+        """The state is another: forget what came from the old one."""
         self._collector.forget()
         self._strategy.forget()
         self._preconditioner.forget(self._layers.values())
         for layer in self._layers.values():
-            self._drop_what_others_store(layer)
-        self._use_row_counts()
+            self._preconditioner.drop_what_others_store(layer)
+        self._choose_turns()
         self._collector.read_verdict(self.param_groups[0])
-        self._collector.due = self._due_weights()
+        self._collector.due = due_weights(self.param_groups)
 
     def memory_usage(self) -> int:
         """Bytes of the state that this rank stores, cached products included; before the first step, that it will."""
-        self._drop_what_is_gone(self._registry.names())
+        self._drop_what_is_gone(parameter_names(self._model))
         states = [state for state in self.state.values() if isinstance(state, dict)]
         if not states:
             return expected_bytes(self._registry, self._preconditioner, self._strategy, self._config, self.param_groups)
-        stored = [value for state in states for value in state.values() if isinstance(value, Tensor)]
-        tensors = [*self._strategy.local(stored), *self._rule.cached_tensors]
-        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        return stored_bytes(states, self._strategy, self._rule)
 
     def summary(self) -> Summary:
         """What each parameter gets: structure, bytes of state, multiplications of an update and of a step.
 
         ``print(optimizer.summary())`` shows it as a table, and so does a notebook; programs take its ``rows``.
         """
-        self._drop_what_is_gone(self._registry.names())
-        return Summary(list(self._rows()))
-
-    def _rows(self) -> Iterator[Row]:
-        return summary_rows(self._model, self._registry, self._rule, self._config, self.param_groups)
+        self._drop_what_is_gone(parameter_names(self._model))
+        return Summary([*summary_rows(self._model, self._registry, self._rule, self._config, self.param_groups)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -12,8 +11,9 @@ import torch
 from torch import Tensor
 
 from ...linalg import empty
-from .factor_rule import DirectionRule, FactorRule
+from .factor_rule import FactorRule
 from .layers.base import FactoredLayer, Layer, Move, Stack, States, alike, cat, move_state
+from .notices import warn_of_skipped_updates
 from .statistics import Factors, Statistics, joined
 from .strategy import Alone, StatisticsSource
 
@@ -31,50 +31,45 @@ class LayerGradient:
     """x and g with ``G = g^T x``, where they are so few that to precondition them is cheaper."""
 
 
-class SkippedUpdates:
-    """Counts the updates in a row that layers have missed, and warns once for each layer that misses many.
+class Skips:
+    """Counts for each name how many times in a row something was skipped, and tells when the count passes a limit.
 
-    The counts stay on the device; the host reads those of an earlier update, so that it does not wait.
+    The counts stay on the device. The host reads what has come of them until now, so that it does not wait.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *limits: int) -> None:
+        self._limits = limits
         self._counts: dict[tuple[str, ...], Tensor] = {}
         self._read: dict[tuple[str, ...], Tensor] = {}
-        self._named: set[str] = set()
+        self._told: set[tuple[str, int]] = set()
 
-    def count(self, layers: tuple[str, ...], skipped: Tensor) -> None:
-        """Add one for each layer whose update was skipped; begin again at zero for the others."""
-        self._warn(layers)
-        counts = skipped * (self._counts[layers].to(skipped.device) + 1 if layers in self._counts else 1)
-        if layers not in self._read:
-            self._read[layers] = torch.zeros(
-                len(layers), dtype=torch.long, device="cpu", pin_memory=counts.device.type == "cuda"
-            )
-        self._counts[layers] = counts
-        self._read[layers].copy_(counts, non_blocking=True)
+    def count(self, names: tuple[str, ...], skipped: Tensor) -> list[tuple[str, int]]:
+        """Add one for each name that was skipped, and begin again at zero for the others.
 
-    def _warn(self, layers: tuple[str, ...]) -> None:
-        if layers not in self._read:
-            return
-        for name, missed in zip(layers, self._read[layers].tolist(), strict=True):
-            if missed >= PATIENCE and name not in self._named:
-                self._named.add(name)
-                warnings.warn(
-                    f"the factors of layer {name!r} have missed {missed} updates in a row, because the curvature of "
-                    "its batches was not finite; look for inputs or output gradients that are infinite or NaN",
-                    stacklevel=2,
-                )
+        Gives the names whose counts have passed a limit for the first time, with the counts.
+        """
+        counts = skipped * (self._counts[names].to(skipped.device) + 1 if names in self._counts else 1)
+        self._counts[names] = counts
+        if names not in self._read:
+            pinned = counts.device.type == "cuda"
+            self._read[names] = torch.zeros(len(names), dtype=torch.long, device="cpu", pin_memory=pinned)
+        self._read[names].copy_(counts, non_blocking=True)
+        known = zip(names, self._read[names].tolist(), strict=True)
+        return [found for found in known if found[1] and self._passes_limit(*found)]
+
+    def _passes_limit(self, name: str, count: int) -> bool:
+        passed = {(name, limit) for limit in self._limits if count >= limit} - self._told
+        self._told |= passed
+        return bool(passed)
 
 
 class Preconditioner:
     """The factors of all layers, in the optimizer's state, and the directions that they give."""
 
-    def __init__(
-        self, rule: FactorRule, states: States, low_memory: bool = False, direction: DirectionRule | None = None
-    ) -> None:
-        self.rule, self._states, self._low_memory, self._direction = rule, states, low_memory, direction
+    def __init__(self, rule: FactorRule, states: States, low_memory: bool = False) -> None:
+        self.rule, self._states, self._low_memory = rule, states, low_memory
         self.strategy: Alone
-        self._skips = SkippedUpdates()
+        self._skips = Skips(PATIENCE)
         self._memory: dict[int, tuple[Tensor, Tensor]] = {}
         self._places: dict[int, tuple[torch.device, torch.dtype]] = {}
 
@@ -118,6 +113,17 @@ class Preconditioner:
         for layer in layers:
             self._places.pop(layer.index, None)
 
+    def drop_what_others_store(self, layer: FactoredLayer) -> None:
+        """Drop the parts of a layer's state that another rank stores."""
+        if self.strategy.is_mine(layer):
+            return
+        stored = {*self.stored_keys(layer), *([] if self.strategy.moves_apart else ["momentum_buffer"])}
+        for p in layer.layer.parameters:
+            if p in self._states:
+                for key in self._states[p].keys() - stored:
+                    del self._states[p][key]
+        self.forget([layer])
+
     # ------------------------------------------------------------------ updates
     def update(self, due: Sequence[Move], collector: StatisticsSource, ok: Tensor) -> Tensor:
         """Update the factors of layers where ``ok`` is True, and send them to other ranks.
@@ -136,7 +142,8 @@ class Preconditioner:
             layers = [move.layer for move in stack]
             finite = self.rule.update(self.stack(layers), stack[0].group, self._source(layers, collector), ok)
             missed = ok.to(finite.device) & ~finite
-            self._skips.count(tuple(layer.name for layer in layers), missed)
+            for name, count in self._skips.count(tuple(layer.name for layer in layers), missed):
+                warn_of_skipped_updates(name, count)
             skipped = skipped + missed.sum().to(skipped.device)
         strategy.publish(self, [move.layer for move in due])
         return strategy.sum(skipped)
@@ -170,8 +177,7 @@ class Preconditioner:
 
         def kind(move: Move) -> tuple[Any, ...]:
             rows = collector.rows(move.layer)
-            turned = None if self._direction is None else self._direction.kind(move.layer)
-            return (*move.layer.kind, turned, id(move.group), None if rows is None else rows[0].shape)
+            return (*move.layer.kind, move.layer.turn, id(move.group), None if rows is None else rows[0].shape)
 
         stacks = alike((m for m in moving if not strategy.stores_apart or strategy.is_mine(m.layer)), kind)
         found = []

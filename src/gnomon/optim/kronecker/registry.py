@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor, nn
 
 from ...groups import Diagonal
+from ...manifolds import point_of
 from .config import CurvatureConfig
 from .factor_rule import FactorRule
 from .layers import Matrix, find_matrices
-from .layers.base import FactoredLayer, Settings
+from .layers.base import FactoredLayer, Settings, parameter_names
 from .structures import Structure, check_structure, groups_for, unmatched
 
 WRAPPERS = ("_orig_mod.", "module.")
 """What ``torch.compile`` and ``DistributedDataParallel`` put before the names of a model."""
+
+FOR_POINTS = "give points to gnomon.optim.moving_frame(torch.optim.SGD(point.parameters(), lr=...))"
 
 
 @dataclass
@@ -45,24 +49,33 @@ class LayerRegistry:
             raise ValueError(f"max_dim must be a positive integer, or None for no limit, got {max_dim!r}")
         self._model, self._rule, self._structure, self._max_dim = model, rule, structure, max_dim
         self._by_gradient, self._average = curvature.curvature == "gradient", curvature.grouped == "average"
+        # Without hooks curvature has other units, which only relative curvature lets stand beside the usual ones.
+        self._bare = self._by_gradient or rule.relative
         self.layers: dict[nn.Parameter, FactoredLayer] = {}
         """The layers that groups have, by their weights."""
+        self._indices = itertools.count()  # an index is never given again, also if its layer is gone
         for p, name in self.names().items():
             check_parameter(name, p)
         self._matrices = self._find_matrices(apart=())
 
     def _find_matrices(self, apart: Collection[nn.Parameter]) -> dict[nn.Parameter, Matrix]:
-        found = find_matrices(self._model, self._by_gradient, self._average, apart)
+        found = find_matrices(self._model, self._bare, self._average, apart)
         return {matrix.layer.weight: matrix for matrix in found}
 
     def names(self) -> dict[nn.Parameter, str]:
         """The names of the model's parameters."""
-        return {p: name for name, p in self._model.named_parameters()}
+        return parameter_names(self._model)
 
     def all_groups(self, asked: list[Settings]) -> list[Settings]:
-        """The groups that were asked for, and one for all other parameters that can be trained."""
+        """The groups that were asked for, and one for all other parameters that can be trained.
+
+        Coordinates of points on manifolds are left out: a step must move their frame too.
+        """
         named = {id(p) for group in asked for p in group["params"]}
-        rest = [p for p in self._model.parameters() if p.requires_grad and id(p) not in named]
+        trained = [p for p in self._model.parameters() if p.requires_grad and id(p) not in named]
+        rest = [p for p in trained if point_of(p) is None]
+        if trained and not rest and not asked:
+            raise ValueError(f"model has nothing but points on manifolds to train; {FOR_POINTS}")
         if not rest and not asked:
             raise ValueError("model has no trainable parameters; is requires_grad off for all of them?")
         return [{"params": rest}, *asked] if rest else asked
@@ -75,7 +88,16 @@ class LayerRegistry:
                 raise ValueError(f"params holds a parameter of shape {tuple(p.shape)} that is not in the model")
             if id(p) in known:
                 raise ValueError(f"params holds {names[p]}, which is in another group already")
+            if (point := point_of(p)) is not None:
+                raise ValueError(
+                    f"params holds {names[p]}, coordinates of a point of {type(point).__name__}; {FOR_POINTS}"
+                )
             check_parameter(names[p], p)
+
+    def without_factors(self, groups: list[Settings]) -> tuple[dict[nn.Parameter, str], list[nn.Parameter], int]:
+        """The names of parameters, those of groups that have no factors, and how many numbers all groups have."""
+        others = [p for group in groups if group["role"] == "fallback" for p in group["params"]]
+        return self.names(), others, sum(p.numel() for group in groups for p in group["params"])
 
     def find(self, params: list[nn.Parameter], settings: Settings, fallbacks: list[list[nn.Parameter]]) -> Found:
         """Split parameters into those of layers and others; ``fallbacks`` are the others of the groups so far."""
@@ -95,14 +117,21 @@ class LayerRegistry:
         if layer.takes_indices and not isinstance(left, Diagonal):
             left = Diagonal(layer.p)
         pair = self._rule.pair((left, right), layer.weight.dtype, settings)
-        return FactoredLayer(len(self.layers), name, layer, [] if self._by_gradient else matrix.views, pair)
+        return FactoredLayer(-1, name, layer, [] if self._by_gradient else matrix.views, pair)
 
     def add(self, layers: list[FactoredLayer]) -> None:
         """Take new layers; equal pairs of forms become one object."""
         for layer in layers:
-            layer.index = len(self.layers)
+            layer.index = next(self._indices)
             layer.pair = next((other.pair for other in self.layers.values() if other.pair == layer.pair), layer.pair)
             self.layers[layer.weight] = layer
+
+    def drop(self, lost: Collection[Tensor]) -> list[FactoredLayer]:
+        """Forget and give the layers whose weights are lost."""
+        gone = [layer for w, layer in self.layers.items() if w in lost]
+        for layer in gone:
+            del self.layers[layer.weight]
+        return gone
 
     def _plain_name(self, name: str) -> str:
         """The name of a layer without those of wrappers around the model."""

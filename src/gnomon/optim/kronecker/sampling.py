@@ -14,15 +14,15 @@ Likelihood = Literal["categorical", "bernoulli", "gaussian"]
 def sampled_loss(output: Tensor, likelihood: Likelihood) -> Tensor:
     """``-log p(y | output)`` with ``y`` drawn from that distribution: summed over an output, averaged over outputs.
 
-    Random numbers are torch's global ones.
+    Random numbers are torch's global ones. An output that is not finite gets any target, and a loss that is not finite.
     """
     with torch.no_grad():
         wide = output.float()
         if likelihood == "categorical":
             flat = wide.reshape(-1, wide.shape[-1])
-            target = torch.multinomial(flat.softmax(-1), 1).squeeze(-1)
+            target = torch.multinomial(flat.softmax(-1).nan_to_num(1.0), 1).squeeze(-1)
         elif likelihood == "bernoulli":
-            target = torch.bernoulli(wide.sigmoid()).to(output.dtype)
+            target = torch.bernoulli(wide.sigmoid().nan_to_num(0.5)).to(output.dtype)
         elif likelihood == "gaussian":
             target = output + torch.randn_like(output)
         else:

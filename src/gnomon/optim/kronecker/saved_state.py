@@ -1,17 +1,20 @@
-"""Whether a state that is to be loaded fits an optimizer."""
+"""How a state is loaded: whether it fits an optimizer, and its conversion into the forms that the optimizer has."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from .curvature import THROUGH_ROWS
 from .layers.base import Settings
 from .preconditioner import Preconditioner
 from .registry import LayerRegistry
+from .strategy import Alone
 
 ROWS = "rows"
 """The setting that has the numbers of rows of layers by name."""
@@ -65,6 +68,48 @@ def fitted_state(
     for group, mine in zip(own["param_groups"], param_groups, strict=True):
         rule.check([registry.layers[p] for p in mine["params"] if p in registry.layers], group)
     return own
+
+
+@contextmanager
+def loading(
+    optimizer: Optimizer, fit: Callable[[Settings], Settings], take: Callable[[Settings], None]
+) -> Iterator[None]:
+    """A context in which torch's ``load_state_dict`` loads what ``fit`` makes of a state, and ``take`` comes after it.
+
+    They are the last of the hooks before and the first of those after: hooks of others change what is loaded, and see
+    it.
+    """
+    fitted: Settings = {}
+
+    def before(_: Optimizer, given: Settings) -> Settings:
+        fitted.update(fit(given))
+        return fitted
+
+    hooks = (
+        optimizer.register_load_state_dict_pre_hook(before),
+        optimizer.register_load_state_dict_post_hook(lambda _: take(fitted), prepend=True),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def put_state(fitted: Settings, states: Any, param_groups: list[Settings], strategy: Alone) -> None:
+    """Put a state into the memory that the optimizer's parts hold, as it was saved.
+
+    torch has turned the factors of its own copy into the types of the parameters.
+    """
+    found = fitted["state"]
+    states.clear()
+    for number, p in numbered(fitted["param_groups"], param_groups):
+        if number in found:
+            states[p] = {
+                key: strategy.sharded_as(value.to(p.device), p) if isinstance(value, Tensor) else value
+                for key, value in found.pop(number).items()
+            }
+    states.update(found)  # what somebody keeps under keys of his own
 
 
 def numbered(saved: list[Settings], param_groups: list[Settings]) -> Iterator[tuple[Any, nn.Parameter]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ...groups import Arrow, BlockDiagonal, Dense, Diagonal, Fixed, Group, Heisenberg, Toeplitz, Triangular
+from ...groups import Arrow, BlockDiagonal, Dense, Diagonal, Fixed, Group, Heisenberg, as_factory
 
 Factory = Callable[[int], Group]
 Side = str | Factory
@@ -24,21 +24,25 @@ RANK = 8
 """Dense rows or columns at an end of a sparse factor; products with a multiple of eight are quickest."""
 
 NAMES: dict[str, Factory] = {
-    "dense": Dense,
-    "triangular": Triangular,
-    "diagonal": Diagonal,
+    **{name: as_factory(name) for name in ("dense", "triangular", "diagonal")},
     "block": lambda k: BlockDiagonal(k, min(k, BLOCK)),
     "arrow": lambda k: Arrow(k, min(RANK, k - 1)) if k > 1 else Dense(k),
     "heisenberg": lambda k: Heisenberg(k, RANK, RANK) if k > 2 * RANK else Dense(k),
-    "toeplitz": Toeplitz,
+    "toeplitz": as_factory("toeplitz"),
     "identity": Fixed,
 }
-"""Structures by name; ``block`` has blocks of 32, ``arrow`` a head of 8, ``heisenberg`` a head and a tail of 8."""
+"""Structures by name; ``block`` has blocks of 32, ``arrow`` a head of 8, ``heisenberg`` a head and a tail of 8.
+
+A layer that is too small for one has a dense factor. Numbers behind a colon, as in ``"arrow:2"``, are taken as
+everywhere in the library (:func:`gnomon.groups.as_structure`).
+"""
 
 
 def factory_of(side: object) -> Factory:
     """A side as a function from the size to a group."""
     if isinstance(side, str):
+        if side not in NAMES and side.partition(":")[0] in NAMES:
+            return as_factory(side)
         if side not in NAMES:
             raise ValueError(
                 f"structure must be one of {AUTO}, {', '.join(NAMES)}, or a function of the size, got {side!r}"

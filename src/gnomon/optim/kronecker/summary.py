@@ -11,16 +11,21 @@ from functools import partial
 import torch
 from torch import nn
 
+from ...groups import Diagonal
 from ...linalg import promoted
+from ...manifolds import point_of
 from .config import StepConfig
+from .factor_forms import FactorForm
 from .factor_rule import FactorRule
-from .layers.base import FactoredLayer, Settings, alike
+from .layers.base import FactoredLayer, Settings, State, alike
 from .preconditioner import Preconditioner
 from .registry import LayerRegistry
 from .strategy import Alone
+from .structured_factor import StructuredFactor
 
 FROZEN = "frozen"
 NO_GROUP = "in no group"
+A_POINT = "left to moving_frame"
 
 
 @dataclass(frozen=True)
@@ -44,10 +49,12 @@ class Row:
     """The numbers that the parameters have."""
     parameter_bytes: int = 0
     """The bytes of the parameters."""
+    spared_bytes: int = 0
+    """The bytes that dense factors would take in the place of diagonal ones."""
 
     @property
     def is_trained(self) -> bool:
-        return self.treatment not in (FROZEN, NO_GROUP)
+        return self.treatment not in (FROZEN, NO_GROUP, A_POINT)
 
 
 HEADER = ("parameter", "shape", "treatment", "K", "C", "state (B)", "update (mul)", "step (mul)")
@@ -110,9 +117,13 @@ class Summary:
 
     def _notes(self) -> list[str]:
         trained = scaled(sum(row.entries for row in self.rows if row.is_trained)).strip()
+        skinny = [row for row in self.rows if row.spared_bytes]
+        spared = scaled(sum(row.spared_bytes for row in skinny))
+        some = [f"{len(skinny)} layers have a diagonal factor, where a dense one would take {spared}B more in all"]
         return [
             f"{self.share:.1%} of {trained} trained numbers belong to layers with factors; the state takes "
             f"{self.bytes / 1e6:.3g} MB, {self.multiple:.3g} times the trained parameters",
+            *(some if skinny else []),
             "B: bytes; mul: multiplications, of an update without the statistics of a batch",
         ]
 
@@ -235,7 +246,17 @@ def layer_row(rule: FactorRule, layer: FactoredLayer, name: str, config: StepCon
         step,
         sum(p.numel() for p in layer.layer.parameters),
         _bytes(layer.layer.parameters),
+        sum(dense_bytes(layer, form) for form in layer.pair if is_diagonal(form)),
     )
+
+
+def is_diagonal(form: FactorForm) -> bool:
+    return isinstance(form, StructuredFactor) and isinstance(form.group, Diagonal)
+
+
+def dense_bytes(layer: FactoredLayer, form: FactorForm) -> int:
+    """The bytes of a dense factor of the size of another one, less those of a diagonal."""
+    return layer.layer.blocks * form.size * (form.size - 1) * layer.computing_dtype.itemsize
 
 
 def summary_rows(
@@ -263,7 +284,7 @@ def summary_rows(
         shown.add(p)
     for name, p in model.named_parameters():
         if p not in shown:
-            why = NO_GROUP if p.requires_grad else FROZEN
+            why = FROZEN if not p.requires_grad else NO_GROUP if point_of(p) is None else A_POINT
             yield Row(name, tuple(p.shape), why, entries=p.numel(), parameter_bytes=_bytes([p]))
 
 
@@ -285,3 +306,9 @@ def expected_bytes(
             found += _bytes(strategy.local(layer.layer.parameters))
     others = [p for group in groups if group["role"] == "fallback" for p in group["params"]]
     return found + sum(fallback_bytes(p, config) for p in strategy.local(others))
+
+
+def stored_bytes(states: Sequence[State], strategy: Alone, rule: FactorRule) -> int:
+    """The bytes of the state that this rank stores, cached products included."""
+    stored = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+    return _bytes([*strategy.local(stored), *rule.cached_tensors])

@@ -8,17 +8,16 @@ what is added and of what is forgotten become 0 and 1.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 
 import torch
 from torch import Tensor, nn
 
-from ...linalg import HALF, align, constant, peaks, power_of_two, promoted, rms_of
+from ...linalg import HALF, align, constant, peaks, polar_factor, power_of_two, promoted, rms_of
 from .compiled_rules import step_by_rms
 from .compiling import can_compile, compiled
-from .factor_rule import DirectionRule
 from .layers.base import Layer, Move, Part, Settings, State, States, alike, move_state, parted
 from .strategy import Alone
 
@@ -105,6 +104,21 @@ def adamw(params: list[Tensor], states: list[State], gradients: list[Tensor], gr
     moves = torch._foreach_div(first, roots)
     torch._foreach_mul_(moves, added(group["lr"], wide / (1 - beta1**counts)))
     torch._foreach_sub_(params, [move.to(p.dtype) for move, p in zip(moves, params, strict=True)])
+
+
+def along_polar_factor(averages: Tensor, count: int, has_bias: bool) -> Tensor:
+    """The polar factor of each of ``count`` matrices side by side in the outputs, for a batch ``(blocks, d, p)``.
+
+    The bias, a last column, is scaled as the weight is on average: it is no direction of the inputs.
+    """
+    weights = averages[..., :-1] if has_bias else averages
+    blocks, d, p = weights.shape
+    turned = polar_factor(weights.reshape(blocks * count, d // count, p)).reshape(blocks, d, p)
+    if not has_bias:
+        return turned
+    lengths = [torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) for x in (turned, weights)]
+    ratio = lengths[0] / lengths[1].clamp(min=torch.finfo(averages.dtype).tiny)
+    return torch.cat([turned, averages[..., -1:] * ratio], -1)
 
 
 Rule = Callable[[list[Tensor], list[State], list[Tensor], State, Tensor], None]
@@ -216,6 +230,8 @@ def whole_stacks(moving: list[Move], parts: list[Part]) -> tuple[list[list[Move]
 
 Precondition = Callable[[list[Move]], tuple[list[list[Move]], list[Tensor]]]
 """Gives the layers whose directions this rank computes, in stacks, and the directions of each stack."""
+Levels = Callable[[list[Move]], Tensor | None]
+"""Gives the units of the preconditioner of layers of one kind, where it has units of its own."""
 
 
 class LayerSteps:
@@ -226,13 +242,31 @@ class LayerSteps:
         states: States,
         strategy: Alone,
         precondition: Precondition,
-        direction: DirectionRule | None,
         replaces_gradients: bool,
         compile: bool,
     ) -> None:
-        self._states, self._strategy = states, strategy
-        self._precondition, self._direction = precondition, direction
+        self._states, self._strategy, self._precondition = states, strategy, precondition
         self._replaces_gradients, self._compile = replaces_gradients, compile
+
+    def move(self, moving: list[Move], largest: Peaks, levels: Levels, ok: Tensor) -> Tensor:
+        """Move all layers, or replace their gradients; gives whether that could be done."""
+        strategy = self._strategy
+
+        def kind(move: Move) -> tuple[Hashable, ...]:
+            weight = move.layer.weight
+            return move.layer.turn is None, id(move.group), weight.dtype, weight.device
+
+        for same in alike((move for move in moving if move.group["step_rms"] is not None), kind):
+            for few in strategy.portions(same):
+                strategy.gather_gradients([move.layer for move in few])
+                self.by_rms(few, largest, ok)
+                strategy.drop_gradients()
+        natural = [move for move in moving if move.group["step_rms"] is None]
+        if natural:
+            strategy.gather_gradients([move.layer for move in natural])
+            ok = self.naturally(natural, levels, ok)
+            strategy.drop_gradients()
+        return ok
 
     # ------------------------------------------------------------------ what both have in common
     def _params(self, parts: list[Part]) -> list[Tensor]:
@@ -275,7 +309,7 @@ class LayerSteps:
         for directions in found:
             directions.nan_to_num_(0.0, 0.0, 0.0)
         self._remember(kinds, moving[0].group["momentum"], gates)
-        if self._turns(moving[0]):
+        if moving[0].layer.turn is not None:
             if strategy.is_sharded:
                 stacks, found = whole_stacks(mine, strategy.gather_shares(parts))
             rms = self._turn(stacks, found, rms)
@@ -288,19 +322,12 @@ class LayerSteps:
         matrices = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in parted(ds, len(stack)))
         return parts_of([move for stack in stacks for move in stack], matrices)
 
-    def _turns(self, move: Move) -> bool:
-        """Whether the rule for directions acts on the average of a layer's directions."""
-        return (
-            self._direction is not None
-            and not self._replaces_gradients
-            and self._direction.kind(move.layer) is not None
-        )
-
     def _turn(self, stacks: list[list[Move]], found: list[Tensor], rms: Tensor) -> Tensor:
-        """Apply the rule for directions in place; gives the root mean square of each layer's direction."""
-        assert self._direction is not None
-        for stack, directions in zip(stacks, found, strict=True):
-            directions.copy_(self._direction([move.layer for move in stack], directions))
+        """Make directions of averages in place; gives the root mean square of each layer's direction."""
+        for stack, averages in zip(stacks, found, strict=True):
+            turn = stack[0].layer.turn
+            assert turn is not None
+            averages.copy_(turn(averages))
         return rms_of_stacks(stacks, found, rms.device)
 
     def _move_by_lengths(
@@ -354,7 +381,7 @@ class LayerSteps:
         if (
             not (self._compile and can_compile())
             or apart
-            or self._turns(moving[0])
+            or moving[0].layer.turn is not None
             or moving[0].layer.weight.dtype in HALF
         ):
             return False
@@ -381,7 +408,7 @@ class LayerSteps:
             )
 
     # ------------------------------------------------------------------ as long as directions are
-    def naturally(self, moving: list[Move], levels: Callable[[list[Move]], Tensor | None], ok: Tensor) -> Tensor:
+    def naturally(self, moving: list[Move], levels: Levels, ok: Tensor) -> Tensor:
         """``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, for all layers or none.
 
         Gives whether the layers have moved.
@@ -401,7 +428,9 @@ class LayerSteps:
             if strategy.stores_apart:
                 parts, _ = strategy.gather_directions(moving, mine, parts, ok.expand(len(mine)))
             parts = strategy.share(parts)
-        self._take_momentum(parts, self._clipping(parts, moving), ok)
+        self._clip(parts, self._clipping(parts, moving))
+        ok = self._round(parts, moving, ok)
+        self._take_momentum(parts, ok)
         if strategy.moves_apart:
             parts, _ = strategy.gather_directions(moving, mine, parts, ok.expand(len(mine)))
         for same in by_kind(parts):
@@ -413,18 +442,47 @@ class LayerSteps:
                 descend(self._params(same), moves, same[0].group, gates)
         return ok
 
-    def _take_momentum(self, parts: list[Part], scale: Tensor | None, ok: Tensor) -> None:
-        """Directions become the momenta that they are added to, clipped before."""
+    def _clip(self, parts: list[Part], scale: Tensor | None) -> None:
+        """Multiply the directions of groups with ``kl_clip``, in the type in which they were computed."""
+        if scale is None:
+            return
         for same in by_kind(parts):
-            directions = [part.direction.to(part.p.dtype) for part in same]
-            if scale is not None and same[0].group["kl_clip"] is not None:
-                directions = list(torch._foreach_mul(directions, scale.to(directions[0])))
-            if not self._replaces_gradients:
-                momenta, gates = self._averages(same), ok.to(directions[0]).expand(len(same))
-                accumulate_momentum(self._params(same), momenta, directions, same[0].group, gates)
-                directions = momenta
-            for part, direction in zip(same, directions, strict=True):
-                part.direction = direction
+            if same[0].group["kl_clip"] is not None:
+                directions = [part.direction for part in same]
+                for part, direction in zip(same, torch._foreach_mul(directions, scale.to(directions[0])), strict=True):
+                    part.direction = direction
+
+    def _round(self, parts: list[Part], moving: list[Move], ok: Tensor) -> Tensor:
+        """Directions in the types of their parameters; gives whether half precision can hold them, and the momenta
+        that they add up to.
+        """
+        half = [part for part in parts if part.p.dtype in HALF]
+        if any(move.layer.weight.dtype in HALF for move in moving):  # at all ranks or at none
+            ok = self._strategy.agrees(ok & self._are_in_range(half).to(ok.device))
+        for part in half:
+            part.direction = torch.where(ok.to(part.p.device), part.direction, 0)
+        for part in parts:
+            part.direction = part.direction.to(part.p.dtype)
+        return ok
+
+    def _are_in_range(self, half: list[Part]) -> Tensor:
+        fits = torch.ones((), dtype=torch.bool)
+        if half:
+            room = [(1 - part.group["momentum"]) / 2 * torch.finfo(part.p.dtype).max for part in half]
+            largest = peaks([part.direction for part in half])
+            fits = (largest <= constant(tuple(room), largest.dtype, largest.device)).all()
+        return self._strategy.maximum((~fits).float().view(1))[0] == 0
+
+    def _take_momentum(self, parts: list[Part], ok: Tensor) -> None:
+        """Directions become the momenta that they are added to."""
+        if self._replaces_gradients:
+            return
+        for same in by_kind(parts):
+            directions = [part.direction for part in same]
+            momenta, gates = self._averages(same), ok.to(directions[0]).expand(len(same))
+            accumulate_momentum(self._params(same), momenta, directions, same[0].group, gates)
+            for part, momentum in zip(same, momenta, strict=True):
+                part.direction = momentum
 
     def _clipping(self, parts: list[Part], moving: list[Move]) -> Tensor | None:
         """``min(1, sqrt(kl_clip / (lr^2 sum <G, D>)))``: the predicted change of the loss is at most ``kl_clip``."""

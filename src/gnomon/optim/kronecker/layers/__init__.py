@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,8 @@ from torch import nn
 from .base import Approximation, Layer, Thinning
 from .convolution import ConvolutionLayer, TransposedConvolutionLayer
 from .embedding import EmbeddingLayer
-from .linear import InputMajorLinearLayer, LinearLayer, MatrixLayer
+from .linear import InputMajorLinearLayer, LinearLayer
+from .matrix import MatrixLayer, bare_layers, hidden_matrices
 
 __all__ = ["Approximation", "Layer", "Matrix", "Thinning", "find_matrices", "is_known", "layer_of"]
 
@@ -56,21 +57,6 @@ def layer_of(module: nn.Module, fold_bias: bool = True, average: bool = False) -
     return kind(module, getattr(module, "bias", None) if fold_bias else None, average)
 
 
-def attention_layers(module: nn.MultiheadAttention) -> Iterator[tuple[str, MatrixLayer]]:
-    """The projections of an attention module, which calls no module that a hook could watch."""
-    parts: dict[str, Any] = dict(module.named_parameters())
-    pairs = {
-        "in_proj_weight": ("in_proj_weight", "in_proj_bias", 3),
-        "q_proj_weight": ("q_proj_weight", "", 1),
-        "k_proj_weight": ("k_proj_weight", "", 1),
-        "v_proj_weight": ("v_proj_weight", "", 1),
-        "out_proj": ("out_proj.weight", "out_proj.bias", 1),
-    }
-    for name, (weight, bias, blocks) in pairs.items():
-        if weight in parts:  # a weight that is computed from others is not
-            yield name, MatrixLayer(parts[weight], parts.get(bias), blocks)
-
-
 @dataclass
 class Matrix:
     """A trainable matrix of a model: its name, its layer, and the layers of the modules whose rows describe it."""
@@ -86,27 +72,29 @@ def find_matrices(
     """The trainable matrices of a model; each parameter is in one of them at most.
 
     A weight that several modules share is one matrix, described by all modules that apply it alike; where an embedding
-    shares the weight of a linear layer, the linear layer describes it. With ``bare``, parameters of two or more
-    dimensions that belong to no known module are matrices too. ``average`` is that of :class:`ConvolutionLayer`. Biases
-    in ``apart``, and biases that another matrix has, are not folded into a matrix.
+    shares the weight of a linear layer, the linear layer describes it. With ``bare``, the weights of recurrent modules
+    and parameters of two or more dimensions that belong to no known module are matrices too. ``average`` is that of
+    :class:`ConvolutionLayer`. Biases in ``apart``, and biases that another matrix has, are not folded into a matrix.
     """
     found: dict[nn.Parameter, Matrix] = {}
     sharers: dict[nn.Parameter, list[tuple[str, nn.Module]]] = {}
+    taken = {id(p) for p in apart}
     for name, module in model.named_modules():
-        if isinstance(module, nn.MultiheadAttention):
-            for part, layer in attention_layers(module):
-                found.setdefault(layer.weight, Matrix(f"{name}.{part}".lstrip("."), layer, []))
-        elif is_known(module):
+        for part, hidden in hidden_matrices(module, recurrent=bare):
+            if hidden.weight not in found:
+                bias = None if id(hidden.bias) in taken else hidden.bias
+                layer = MatrixLayer(hidden.weight, bias, hidden.blocks)
+                found[layer.weight] = Matrix(f"{name}.{part}".lstrip("."), layer, [])
+                taken |= {id(p) for p in layer.parameters[1:]}
+        if is_known(module):
             sharers.setdefault(module.weight, []).append((name, module))
-    taken = {id(p) for p in apart} | {id(m.layer.bias) for m in found.values() if m.layer.bias is not None}
     for weight, modules in sharers.items():
         if weight not in found:
             found[weight] = _shared_matrix(modules, average, taken)
             taken |= {id(p) for p in found[weight].layer.parameters[1:]}
     if bare:
-        for name, p in model.named_parameters():
-            if p.ndim >= 2:
-                found.setdefault(p, Matrix(name, MatrixLayer(p), []))
+        for name, bare_layer in bare_layers(model):
+            found.setdefault(bare_layer.weight, Matrix(name, bare_layer, []))
     return [matrix for weight, matrix in found.items() if weight.requires_grad and weight.numel()]
 
 

@@ -31,6 +31,10 @@ Settings = dict[str, Any]
 Item = TypeVar("Item")
 Side = Literal["K", "C"]
 """The input factor K or the output factor C."""
+Turn = Callable[[Tensor], Tensor]
+"""Makes directions of averages of ``C C^T G K K^T`` for layers as one batch ``(blocks, d, p)``.
+
+Only their directions matter: a step has a given root mean square."""
 
 SMALL = 2**16
 """Layers with at most so many entries are handled together where they are alike: their products take less time than the
@@ -198,6 +202,8 @@ class FactoredLayer:
     pair: FactorPair
     rows: int = 0
     """The number of rows in the first batch, over all ranks; 0 where no hook has seen any."""
+    turn: Turn | None = None
+    """What the average of the layer's directions goes through. Layers with the same function are handled together."""
 
     @property
     def weight(self) -> nn.Parameter:
@@ -241,6 +247,11 @@ class Part:
     direction: Tensor
     layer: int
     """The place of the layer among those that move together."""
+
+
+def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
+    """The parameters of a model with their names."""
+    return {p: name for name, p in model.named_parameters()}
 
 
 def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:

@@ -1,8 +1,7 @@
-"""Linear layers: matrices that map the last dimension of their input, and parameters whose inputs no hook can see."""
+"""Linear layers: matrices that map the last dimension of their input."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from torch import Tensor, nn
@@ -34,12 +33,3 @@ class InputMajorLinearLayer(Layer):
 
     def from_matrix(self, matrix: Tensor) -> Tensor:
         return matrix.squeeze(0).mT
-
-
-class MatrixLayer(Layer):
-    """A parameter of two or more dimensions, the first against the others, that no module shows the rows of."""
-
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None, blocks: int = 1) -> None:
-        super().__init__(weight, bias)
-        self.blocks, self.d = blocks, weight.shape[0] // blocks
-        self.p = math.prod(weight.shape[1:]) + (self.bias is not None)

@@ -1,0 +1,22 @@
+"""Formulas of the documentation, ``$...$`` and ``$$...$$``, as MathML, which browsers draw without a script or a font."""
+
+import html
+import re
+
+from latex2mathml.converter import convert
+
+FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
+"""What the Markdown extension ``pymdownx.arithmatex`` leaves: ``\\(...\\)`` in a line, ``\\[...\\]`` for a display."""
+
+
+def mathml(found: re.Match[str]) -> str:
+    """A formula as MathML; a display scrolls inside its own box where the screen is narrower than it."""
+    tag, body = found.groups()
+    tex = html.unescape(body).strip()[2:-2].strip()
+    drawn = convert(tex, display="block" if tag == "div" else "inline")
+    return f'<{tag} class="formula">{drawn}</{tag}>'
+
+
+def on_page_content(content: str, **_: object) -> str:
+    """Called by mkdocs with the HTML of each page."""
+    return FORMULA.sub(mathml, content)

@@ -1,0 +1,215 @@
+"""What the covariance estimators share."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import warnings
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator
+from sklearn.model_selection import KFold, check_cv
+from sklearn.utils import check_random_state
+from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from torch import Tensor
+
+from ..groups.moments import SingularMomentsError
+from ..manifolds import Gaussian
+from .missing import squared_distances
+from .model import Model
+from .operator import StructuredMatrix
+from .sample import Sample, Target
+from .selection import Folds, Trial, fit, log_prob
+
+Array = NDArray[Any]
+TARGETS: tuple[Target, ...] = ("diagonal", "identity")
+
+
+class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
+    """A Gaussian with a free mean and a covariance from some family, fitted by (shrunk) maximum likelihood.
+
+    Values that are NaN are missing: the likelihood is that of what is observed.
+
+    Attributes:
+        gaussian_: the fitted :class:`gnomon.Gaussian`, for torch.
+        location_: the mean.
+        covariance_, precision_: :class:`~gnomon.covariance.operator.StructuredMatrix`; ``numpy.asarray`` makes them
+            dense.
+        shrinkage_, target_: what the sample covariance was mixed with; see the arguments.
+        n_features_in_, feature_names_in_: as in scikit-learn.
+    """
+
+    shrinkage: float | str
+    target: str
+    assume_centered: bool
+    cv: Any
+    random_state: Any
+    gaussian_: Gaussian
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.input_tags.allow_nan = True
+        return tags
+
+    # ------------------------------------------------------------------ fitting
+    def _read(self, X: ArrayLike, sample_weight: ArrayLike | None) -> Sample:
+        data = validate_data(
+            self, X, dtype=(np.float64, np.float32), ensure_all_finite="allow-nan", ensure_min_samples=2
+        )
+        weights = None
+        if sample_weight is not None:
+            checked = _check_sample_weight(sample_weight, data, dtype=np.float64, ensure_non_negative=True)
+            weights = torch.from_numpy(np.array(checked))
+        sample = Sample.of(_tensor(data), weights, self.assume_centered)
+        self._check_features(sample)
+        return sample
+
+    def _check_features(self, sample: Sample) -> None:
+        names = getattr(self, "feature_names_in_", np.arange(sample.k))
+        empty = (~sample.observed.any(0)).numpy()
+        if empty.any():
+            raise ValueError(f"features {_some(names[empty])} of X have no observed value; remove them")
+        lowest = sample.rows.nan_to_num(nan=math.inf).amin(0)
+        highest = sample.rows.nan_to_num(nan=-math.inf).amax(0)
+        constant = (lowest == highest).numpy() if not sample.centered else ((lowest == 0) & (highest == 0)).numpy()
+        if constant.any():
+            warnings.warn(
+                f"features {_some(names[constant])} of X are constant, so that their variances are tiny and the "
+                "likelihood says little; remove them",
+                UserWarning,
+                stacklevel=4,
+            )
+
+    def _targets(self) -> tuple[Target, ...]:
+        if self.target == "auto":
+            return TARGETS
+        if self.target not in TARGETS:
+            raise ValueError(f"target must be 'auto', 'diagonal' or 'identity', got {self.target!r}")
+        return (self.target,)
+
+    def _fixed_shrinkage(self) -> float | None:
+        """The number that was given, or None for cross-validation."""
+        if isinstance(self.shrinkage, str) and self.shrinkage == "cv":
+            return None
+        given: Any = self.shrinkage
+        if not isinstance(given, numbers.Real) or not 0 <= float(given) <= 1:
+            raise ValueError(f"shrinkage must be 'cv' or a number between 0 and 1, got {given!r}")
+        return float(given)
+
+    def _folds(self, sample: Sample) -> Folds:
+        splitter = self.cv
+        if isinstance(splitter, numbers.Integral):
+            seed = check_random_state(self.random_state).randint(2**31)
+            splitter = KFold(min(int(splitter), len(sample.rows)), shuffle=True, random_state=seed)
+        pairs = check_cv(splitter).split(sample.rows)
+        return Folds(sample, [(torch.as_tensor(rows), torch.as_tensor(held_out)) for rows, held_out in pairs])
+
+    def _choose(self, folds: Folds | None, model: Model) -> Trial:
+        """One family with its shrinkage: what was given, or the best by cross-validation."""
+        targets, fixed = self._targets(), self._fixed_shrinkage()
+        if fixed is None:
+            assert folds is not None
+            return folds.best_shrinkage(model, targets)
+        trials = [
+            Trial(model, fixed, target, folds.score(model, fixed, target) if folds else 0.0)
+            for target in (targets if folds and fixed > 0 else targets[:1])
+        ]
+        best = max(trials, key=lambda trial: trial.score)
+        if folds:
+            folds.trials.append(best)
+        return best
+
+    def _keep(self, sample: Sample, trial: Trial) -> None:
+        try:
+            self.gaussian_ = fit(sample, trial.model, trial.shrinkage, trial.target)
+        except SingularMomentsError as error:
+            raise ValueError(
+                f"{error}. X has {len(sample.rows)} rows and {sample.k} features; pass a positive shrinkage, "
+                "shrinkage='cv', or a structure with fewer parameters"
+            ) from None
+        self.location_: Array = self.gaussian_.loc.detach().numpy()
+        self.shrinkage_, self.target_ = trial.shrinkage, trial.target
+
+    # ------------------------------------------------------------------ the fitted Gaussian
+    @property
+    def covariance_(self) -> StructuredMatrix:
+        check_is_fitted(self)
+        return StructuredMatrix(self.gaussian_, precision=False)
+
+    @property
+    def precision_(self) -> StructuredMatrix:
+        check_is_fitted(self)
+        return StructuredMatrix(self.gaussian_, precision=True)
+
+    def _rows(self, X: ArrayLike) -> Tensor:
+        check_is_fitted(self)
+        return _tensor(
+            validate_data(self, X, dtype=(np.float64, np.float32), ensure_all_finite="allow-nan", reset=False)
+        )
+
+    def score_samples(self, X: ArrayLike) -> Array:
+        """The log-likelihood of each row, of what is observed of it."""
+        rows = self._rows(X)
+        return log_prob(self.gaussian_, rows).numpy()
+
+    def score(self, X: ArrayLike, y: object = None) -> float:
+        """The average log-likelihood of the rows; ``y`` is ignored."""
+        return float(self.score_samples(X).mean())
+
+    def mahalanobis(self, X: ArrayLike) -> Array:
+        """The squared Mahalanobis distance of each row, ``(x - mu)^T Sigma^-1 (x - mu)``."""
+        rows = self._rows(X)
+        if bool(rows.isnan().any()):
+            return squared_distances(self.gaussian_, rows).numpy()
+        with torch.no_grad():
+            return self.gaussian_._standardize(rows.double()).square().sum(-1).numpy()
+
+    def error_norm(
+        self,
+        comp_cov: ArrayLike,
+        norm: Literal["frobenius", "spectral"] = "frobenius",
+        scaling: bool = True,
+        squared: bool = True,
+    ) -> float:
+        """The distance of a covariance matrix from the fitted one, as in scikit-learn.
+
+        It is the squared norm of the difference, over the number of features with ``scaling``, and its square root
+        with ``squared=False``.
+        """
+        check_is_fitted(self)
+        difference = np.asarray(comp_cov) - self.covariance_.to_dense()
+        if norm not in ("frobenius", "spectral"):
+            raise ValueError(f"norm must be 'frobenius' or 'spectral', got {norm!r}")
+        value = float(np.linalg.norm(difference, "fro" if norm == "frobenius" else 2) ** 2)
+        value = value / len(difference) if scaling else value
+        return value if squared else math.sqrt(value)
+
+    def sample(self, n_samples: int = 1, random_state: Any = None) -> Array:
+        """Draws from the fitted Gaussian, one a row."""
+        check_is_fitted(self)
+        noise = check_random_state(random_state).standard_normal((n_samples, self.gaussian_.d))
+        group, factor, _ = self.gaussian_._parts()
+        rows = torch.from_numpy(noise)
+        with torch.no_grad():
+            rows = (group.matvec if self.gaussian_.form == "covariance" else group.rsolve)(factor, rows)
+        return rows.numpy() + self.location_
+
+    def plot(self, axes: Any = None) -> Any:
+        """A picture of the fitted correlations and partial correlations; see :func:`plot_gaussian`."""
+        from .plotting import plot_gaussian
+
+        check_is_fitted(self)
+        return plot_gaussian(self, axes)
+
+
+def _tensor(data: Array) -> Tensor:
+    """Without a copy where torch can read the memory."""
+    return torch.from_numpy(np.require(data, requirements=["C", "W"]))
+
+
+def _some(names: Array) -> str:
+    shown = ", ".join(str(name) for name in names[:5])
+    return shown if len(names) <= 5 else f"{shown} and {len(names) - 5} more"

@@ -1,0 +1,94 @@
+"""Covariance and precision matrices of fitted Gaussians as linear operators."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy.sparse.linalg import LinearOperator
+
+from ..manifolds import Gaussian
+
+Array = NDArray[Any]
+
+COLUMNS = 512
+"""Columns of the identity that are multiplied at a time."""
+
+
+class StructuredMatrix(LinearOperator):  # type: ignore[misc]
+    """The covariance or the precision of a Gaussian, at the cost of its structure.
+
+    ``matrix @ x`` multiplies vectors (columns) and :meth:`solve` solves with the matrix, both without forming it.
+    :meth:`to_dense`, or ``numpy.asarray(matrix)``, makes the k x k array. It is a
+    :class:`scipy.sparse.linalg.LinearOperator`, so that for example ``scipy.sparse.linalg.eigsh`` takes it.
+    """
+
+    def __init__(self, gaussian: Gaussian, precision: bool, exact: Array | None = None) -> None:
+        super().__init__(np.dtype(np.float64), (gaussian.d, gaussian.d))
+        self._gaussian, self._precision, self._exact = gaussian, precision, exact
+
+    def _multiply(self, rows: torch.Tensor, inverse: bool) -> torch.Tensor:
+        """Each row times the matrix or its inverse."""
+        group, factor, _ = self._gaussian._parts()
+        if (self._gaussian.form == "precision") == (self._precision != inverse):
+            return group.matvec(factor, group.rmatvec(factor, rows))
+        return group.rsolve(factor, group.solve(factor, rows))
+
+    @torch.no_grad()
+    def _apply(self, columns: Array, inverse: bool = False) -> Array:
+        rows = torch.from_numpy(np.array(columns.T, dtype=np.float64, order="C"))
+        result: Array = self._multiply(rows, inverse).numpy().T
+        return result
+
+    def _matmat(self, x: Array) -> Array:
+        return self._apply(x) if self._exact is None else self._exact @ x
+
+    def _matvec(self, x: Array) -> Array:
+        return self._matmat(x.reshape(-1, 1))
+
+    def _adjoint(self) -> StructuredMatrix:
+        return self
+
+    _transpose = _adjoint
+
+    def solve(self, x: Any) -> Array:
+        """The vector, or the columns, that the matrix multiplies to ``x``."""
+        columns = np.asarray(x)
+        if columns.shape[:1] != self.shape[:1] or columns.ndim > 2:
+            raise ValueError(f"x has shape {columns.shape}, expected ({self.shape[0]},) or ({self.shape[0]}, n)")
+        return self._apply(columns, inverse=True)
+
+    def logdet(self) -> float:
+        """The logarithm of the determinant."""
+        return (-1 if self._precision else 1) * self._gaussian.logdet().item()
+
+    def diagonal(self) -> Array:
+        """The diagonal, some entries at a time."""
+        k = self.shape[0]
+        parts = []
+        for start in range(0, k, COLUMNS):
+            stop = min(start + COLUMNS, k)
+            unit = np.zeros((k, stop - start))
+            unit[start:stop] = np.eye(stop - start)
+            parts.append((self @ unit)[start:stop].diagonal())
+        return np.concatenate(parts)
+
+    def to_dense(self) -> Array:
+        """The k x k array."""
+        if self._exact is not None:
+            return self._exact.copy()
+        matrix = self._gaussian.precision() if self._precision else self._gaussian.covariance()
+        result: Array = matrix.detach().numpy().copy()
+        return result
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        dense = self.to_dense()
+        return dense if dtype is None else dense.astype(dtype)
+
+    def __repr__(self) -> str:
+        k = self.shape[0]
+        kind = "precision" if self._precision else "covariance"
+        factor = "" if self._exact is not None else f", {self._gaussian.form} in {self._gaussian.structure!r}"
+        return f"<{k} x {k} {kind}{factor}; numpy.asarray(.) makes it dense>"

@@ -1,0 +1,171 @@
+"""The likelihood of a mixture, its gradient, and the statistics of EM."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..groups import Dense, LowRank, Triangular
+from ..manifolds import Gaussian
+
+CHUNK = 2**20
+"""Numbers in the largest temporary of a pass over the data, ``rows x components x features``: 8 MiB."""
+DENSE_FEATURES = 100
+"""Up to so many features a density is one product with the dense inverse of the factor, whatever the structure."""
+LARGEST_STATISTICS = 2**24
+"""Numbers in the second moments of all components at most; of larger ones the gradient is taken from the data."""
+
+
+class Statistics(NamedTuple):
+    """What one pass over the data tells: the loss, and weighted moments of the samples of each component."""
+
+    loss: float
+    shares: Tensor
+    """The responsibilities, averaged: ``(K,)``."""
+    means: Tensor
+    """``(K, d)``"""
+    covariances: Tensor
+    """Around these means, with the floor on the diagonal: ``(K, d, d)``."""
+
+
+class Objective:
+    """``-sum_i w_i log sum_k p_k exp( log N(x_i; mu_k, Sigma_k) - floor/2 tr Sigma_k^-1 )``, in the units of the data.
+
+    Args:
+        z: standardized rows.
+        weights: of the rows, with the sum one.
+        components: the Gaussians in these units.
+        logits: of the probabilities ``p_k``.
+        floor: the variance that is added to every feature.
+        log_volume: from these units to those of the data.
+    """
+
+    def __init__(
+        self,
+        z: Tensor,
+        weights: Tensor,
+        components: Gaussian,
+        logits: nn.Parameter,
+        floor: float,
+        log_volume: float,
+    ) -> None:
+        self.z, self.weights, self.components, self.logits, self.floor = z, weights, components, logits, floor
+        self._log_volume = log_volume
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return [self.components.eta, self.logits]  # type: ignore[list-item]
+
+    @property
+    def has_statistics(self) -> bool:
+        """Whether the second moments of all components are small enough to be kept."""
+        return len(self.logits) * self.components.d**2 <= LARGEST_STATISTICS
+
+    # ------------------------------------------------------------------ from weighted moments
+    @torch.no_grad()
+    def statistics(self) -> Statistics:
+        """The loss, and the moments of the samples of each component (the E-step of EM)."""
+        z, density = self.z, self._joint()
+        k, d = len(self.logits), z.shape[1]
+        loss, shares, means = self._log_volume, z.new_zeros(k), z.new_zeros(k, d)
+        squares = z.new_zeros(k, d, d)
+        size = max(1, CHUNK // (d * k))
+        for rows, weights in zip(z.split(size), self.weights.split(size), strict=True):
+            joint = density(rows)
+            each = joint.logsumexp(1, keepdim=True)
+            loss -= float(weights @ each.squeeze(1))
+            parts = (joint - each).exp_().mul_(weights.unsqueeze(1)).T
+            shares += parts.sum(1)
+            means += parts @ rows
+            for square, part in zip(squares, parts, strict=True):
+                square.addmm_((part.unsqueeze(1) * rows).T, rows)
+        count = shares.clamp(min=1e-300)
+        means /= count.unsqueeze(-1)
+        covariances = squares / count[:, None, None] - means.unsqueeze(-1) * means.unsqueeze(-2)
+        covariances.diagonal(dim1=-2, dim2=-1).clamp_(min=0).add_(self.floor)
+        return Statistics(loss, shares, means, covariances)
+
+    def gradient_from(self, statistics: Statistics) -> None:
+        """Sets the gradients: those of the expected likelihood of the completed data, by Fisher's identity."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        _, shares, means, covariances = statistics
+        group, factor, _ = self.components._parts()
+        roots = torch.linalg.cholesky_ex(covariances).L.mT
+        with torch.enable_grad():
+            if self.components.form == "covariance":
+                whitened = group.apply_inverse(factor, roots)
+            else:
+                whitened = group.apply(factor, roots, transpose=True)
+            distances = whitened.square().sum((-2, -1)) + self.components._standardize(means).square().sum(-1)
+            energy = 0.5 * (distances + self.components.logdet()) - self.logits.log_softmax(0)
+            (shares @ energy).backward()
+
+    def _joint(self) -> Callable[[Tensor], Tensor]:
+        """``log p_k + log N(x; mu_k, Sigma_k) - floor/2 tr Sigma_k^-1`` of rows, ``(n, K)``."""
+        components = self.components
+        group, factor, vector = components._parts()
+        d = components.d
+        if d > DENSE_FEATURES and not isinstance(group, (Dense, Triangular)):
+            prior = self._prior()
+            return lambda rows: components.log_prob(rows.unsqueeze(1)) + prior
+        eye = torch.eye(d, dtype=self.z.dtype).expand(*components.batch_shape, d, d)
+        if components.form == "covariance":
+            whitening = group.apply_inverse(factor, eye).mT  # A^-1
+            shift = -(whitening @ vector.unsqueeze(-1)).squeeze(-1)
+        else:
+            whitening, shift = group.apply(factor, eye, transpose=True).mT, vector
+        trace = whitening.square().sum((-2, -1))
+        constant = self.logits.log_softmax(0) - 0.5 * (
+            components.logdet() + d * math.log(2 * math.pi) + self.floor * trace
+        )
+        wide = whitening.reshape(-1, d).T.contiguous()
+
+        def density(rows: Tensor) -> Tensor:
+            z = (rows @ wide).add_(shift.reshape(-1))
+            return constant - 0.5 * z.square_().view(len(rows), -1, d).sum(-1)
+
+        return density
+
+    # ------------------------------------------------------------------ from rows
+    def gradient(self, rows: Tensor | None = None) -> float:
+        """Sets the gradients and returns the loss, on all data or on some rows (by index)."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        prior = self._prior()
+        # A leaf of its own, so that the parts can be differentiated one by one and the prior only once.
+        leaf = prior.detach().requires_grad_()
+        loss = self._loss(rows, leaf, torch.Tensor.backward)
+        prior.backward(leaf.grad)
+        return loss
+
+    @torch.no_grad()
+    def value(self) -> float:
+        """The loss on all data."""
+        return self._loss(None, self._prior(), lambda part: None)
+
+    def _loss(self, index: Tensor | None, prior: Tensor, each: Callable[[Tensor], None]) -> float:
+        z, weights = (self.z, self.weights) if index is None else (self.z[index], self.weights[index])
+        weights = weights / weights.sum()
+        total = self._log_volume
+        size = max(1, CHUNK // (z.shape[1] * len(prior)))
+        for rows, part_weights in zip(z.split(size), weights.split(size), strict=True):
+            part = -part_weights @ (self.components.log_prob(rows.unsqueeze(1)) + prior).logsumexp(1)
+            each(part)
+            total += part.item()
+        return total
+
+    def _prior(self) -> Tensor:
+        """``log p_k - floor/2 tr Sigma_k^-1``, of shape ``(K,)``."""
+        linear, factor, _ = self.components._parts()
+        if self.components.form == "precision":
+            trace = linear.squared_norm(factor)
+        elif isinstance(linear, LowRank):
+            trace = linear.inverse_diagonal(factor).sum(-1)
+        else:
+            trace = linear.squared_norm(linear.ldiv(factor, linear.identity_like(factor)))
+        return self.logits.log_softmax(0) - 0.5 * self.floor * trace

@@ -1,0 +1,138 @@
+"""How far a step may go, and which frames are too near to singular matrices for their precision."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import torch
+from torch import Tensor
+
+from ..groups import Affine, Element, Group, LowRankAffine, Marginal
+from ..linalg import HALF, align, probe, spectral_norm_by_powers
+from ..manifolds import Point
+
+DEFAULT_RADIUS = 1.0
+"""``max_step="auto"``: no direction of tau changes by more than a factor e in a step.
+
+It is also what the bracket correction comes with where ``max_step`` is None, as a bound on ``||2 D.eta||_2``.
+"""
+SEARCH_RADIUS = 4.0
+"""The same for a step that a line search of torch's L-BFGS has chosen, which may consist of many iterations."""
+SQRT_2 = math.sqrt(2)
+CONDITION = 0.1
+"""The largest condition number of a factor, in units of the precision: beyond it rounding decides the smallest axes."""
+MAGNITUDE = 0.4
+"""The largest and the least singular value, as powers of the type's: their squares are then numbers too."""
+
+
+def greatest_length(coordinates: Tensor) -> float:
+    """At least the stretch of every step in a batch, from one norm; infinite for a step that is not finite.
+
+    The norm of all coordinates is no less than the geodesic length of each step, except that the factors of a Kronecker
+    product have lengths of their own, which add up to at most sqrt(2) times it.
+    """
+    if coordinates.dtype in HALF:
+        length = torch.linalg.vector_norm(coordinates, dtype=torch.float32).item()
+    else:  # a product is quicker than a norm
+        flat = coordinates.reshape(-1)
+        length = math.sqrt(torch.dot(flat, flat).item())
+    return SQRT_2 * length if length == length else math.inf
+
+
+def bounded_share(group: Group, parameter: Tensor, radius: float) -> Tensor:
+    """By what each step of a batch must be multiplied so that its stretch is at most the radius."""
+    return (radius / group.stretch(group.unpack(parameter))).clamp(max=1)  # a zero step: inf, clamped
+
+
+def hold_at_bound(eta: Tensor, grad: Tensor | None, share: Tensor) -> None:
+    """Make a gradient beyond the bound that of a loss which is constant along rays from there on.
+
+    A line search then sees a function of every trial that is continuous, bounded by what the bound lets it reach, and
+    flat in the direction that leads further away.
+    """
+    if grad is None:
+        return
+    dims = tuple(range(share.ndim, eta.ndim))
+    along = (grad * eta).sum(dims, keepdim=True) / eta.square().sum(dims, keepdim=True)
+    outside = align(share < 1, grad)
+    grad.copy_(torch.where(outside, align(share, grad).to(grad.dtype) * (grad - along * eta), grad))
+
+
+def _linear_part(group: Group, a: Element) -> tuple[Group, Element]:
+    if isinstance(group, (Affine, LowRankAffine)):
+        return group.linear, a[: len(group.linear.shapes)]
+    return group, a
+
+
+def nearness(group: Group, a: Element) -> Tensor:
+    """How near a factor is to what its precision cannot hold, of the batch shape: 1 is too near.
+
+    It is the logarithm of the condition number as a share of the largest one, or that of the largest or least singular
+    value, if more; all estimated by the power method.
+    """
+    group, a = _linear_part(group, a)
+    batch = group.batch_shape(a)
+    start = probe(group.k, a[0].dtype, a[0].device).expand(*batch, 1, group.k)
+
+    def norm(rows_of: Group, element: Element, inverse: bool = False) -> Tensor:
+        act = rows_of.apply_inverse if inverse else rows_of.apply
+        return spectral_norm_by_powers(lambda x: act(element, x), lambda x: act(element, x, True), start)
+
+    try:
+        if isinstance(group, Marginal):
+            inverse = norm(group, a, inverse=True)
+        else:
+            inverse = norm(group, group.ldiv(a, group.identity_like(a)))
+    except torch.linalg.LinAlgError:  # type: ignore[attr-defined]  # exactly singular
+        return torch.full(batch, math.inf, dtype=torch.float64, device=start.device)
+    high, low = norm(group, a).log().reshape(batch), -inverse.log().reshape(batch)
+    size = torch.maximum(high.abs(), low.abs()) / (MAGNITUDE * math.log(torch.finfo(a[0].dtype).max))
+    return torch.maximum((high - low) / _room(a[0].dtype), size).nan_to_num(nan=math.inf)
+
+
+@functools.cache
+def _room(dtype: torch.dtype) -> float:
+    """The logarithm of the largest condition number; zero for half precision, which cannot hold any of use."""
+    return 0.0 if dtype in HALF else math.log(CONDITION / torch.finfo(dtype).eps)
+
+
+class ConditionGuard:
+    """Keeps frames where their precision can hold them, at no cost far from there.
+
+    A bounded step alone does not: a loss without a minimum drives a point to a singular matrix, step by step. As a step
+    multiplies a condition number by at most e to its length, lengths are added up until the sum may have become too
+    large. Only then is :func:`nearness` computed.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[int, float]] = {}  # a bound on the nearness of each frame as it was left
+
+    def watch(self, point: Point, length: float) -> Tensor | None:
+        """To be called before a fold: a copy of the frame, where a step of that length may lead too near."""
+        frame: Tensor = point._buffers["frame"]  # type: ignore[assignment]  # quicker than an attribute of a module
+        room = _room(frame.dtype)
+        if not room:
+            return None
+        version, known = self._known.get(id(point), (-1, math.inf))
+        if version != frame._version:  # a new point, or somebody else has moved it
+            known = float(nearness(point.group, point.group.unpack(frame)).max()) if frame.numel() else 0.0
+        known += length / room
+        self._known[id(point)] = frame._version + 1, known  # a fold writes to the frame once
+        return frame.clone() if known > 1 else None
+
+    def settle(self, point: Point, before: Tensor) -> Tensor | None:
+        """To be called after a fold that was watched: elements that are too near, and nearer than before, go back.
+
+        Where there are any, the answer tells which ones have moved; otherwise it is None.
+        """
+        frame, group = point.frame, point.group
+        new = nearness(group, group.unpack(frame))
+        refused = new > 1
+        if bool(refused.any()):
+            old = nearness(group, group.unpack(before))
+            refused &= new > old
+            new = torch.where(refused, old, new)
+            frame.copy_(torch.where(align(refused, frame), before, frame))
+        self._known[id(point)] = frame._version, float(new.max())
+        return ~refused if bool(refused.any()) else None

@@ -1,0 +1,154 @@
+"""The site of the documentation builds without a warning, and a browser shows its pages, wide and narrow, offline."""
+
+import functools
+import html
+import http.server
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from importlib.util import find_spec
+
+import pytest
+
+from support.repository import ROOT
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+NEEDED = ("mkdocs", "material", "mkdocstrings_handlers", "latex2mathml")
+MISSING = [package for package in NEEDED if find_spec(package) is None]
+WIDTHS = (400, 1280)
+pytestmark = [
+    pytest.mark.spawns,
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: pip install 'gnomon[docs]'"),
+]
+
+MEASURE = """<body style="margin:0">%s<script>
+const measure = frame => {
+  const page = frame.contentDocument, wide = [...page.querySelectorAll(".md-content table:not([class])")];
+  const shown = [...page.querySelectorAll(".md-content math")].filter(m => m.getBoundingClientRect().width > 5);
+  return {
+    name: frame.dataset.name, width: frame.clientWidth, page: page.documentElement.scrollWidth,
+    formulas: shown.length, tables: wide.filter(t => t.getBoundingClientRect().height > 20).length,
+    scrolled: wide.filter(t => t.scrollWidth > t.parentElement.clientWidth + 1).length,
+    pictures: [...page.querySelectorAll(".md-content img")].map(i => [i.naturalWidth, i.clientWidth]),
+    highlighted: page.querySelectorAll(".highlight span.kn").length,
+    requests: frame.contentWindow.performance.getEntriesByType("resource").map(r => r.name)};
+};
+onload = () => { document.body.dataset.measures = JSON.stringify([...document.querySelectorAll("iframe")].map(measure)); };
+</script>"""
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    """The folder of the site, built as ``make docs`` does."""
+    folder = tmp_path_factory.mktemp("site")
+    built = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        cwd=ROOT,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(site):
+    """Where a server of this machine has the site."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
+    handler.log_message = lambda *_: None
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.fixture(scope="module")
+def measures(site, address, tmp_path_factory):
+    """What a browser shows of each page at each width, by (page, width); nothing but this machine has a name for it.
+
+    The pages are in frames as wide as the device: a headless window is never narrower than 500 pixels.
+    """
+    if CHROMIUM is None:
+        pytest.skip("looking at the site needs Chromium (Debian's package chromium)")
+    frames = "".join(
+        f'<iframe src="{page}" data-name="{page}" style="border:0;height:900px;width:{width}px"></iframe>'
+        for page in pages(site)
+        for width in WIDTHS
+    )
+    (site / "measure.html").write_text(MEASURE % frames)
+    profile = tmp_path_factory.mktemp("profile")
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
+    options += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--timeout=60000"]
+    command = [CHROMIUM, *options, "--dump-dom", f"{address}/measure.html"]
+    dump = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    found = re.search(r'data-measures="([^"]*)"', dump.stdout)
+    assert found, dump.stderr
+    return {(each["name"], each["width"]): each for each in json.loads(html.unescape(found[1]))}
+
+
+def pages(site):
+    return sorted(
+        str(page.relative_to(site)) for page in site.rglob("*.html") if page.name not in ("404.html", "measure.html")
+    )
+
+
+def test_pages_name_no_asset_of_another_machine(site):
+    for name in pages(site):
+        text = re.sub(r"<pre.*?</pre>", "", (site / name).read_text(), flags=re.DOTALL)
+        assets = re.findall(r"<(?:script|img|iframe|source)[^>]* src=\"?([^\" >]+)", text)
+        assets += re.findall(r"<link[^>]* rel=\"?(?:stylesheet|preconnect|icon)[^>]* href=\"?([^\" >]+)", text)
+        assert assets
+        assert not [asset for asset in assets if re.match(r"(?:https?:)?//", asset)], name
+
+
+def test_search_finds_every_page(site):
+    index = json.loads((site / "search" / "search_index.json").read_text())
+    assert {entry["location"].partition("#")[0] for entry in index["docs"]} >= {*pages(site)}
+
+
+def test_the_reference_shows_no_raw_role_and_every_public_name(site):
+    import inspect
+    from importlib import import_module
+
+    text = (site / "reference.html").read_text()
+    assert not re.search(r":(?:class|func|meth|attr|mod|data|exc|obj):", text)
+    entries = set(re.findall(r'id="(gnomon[^"]*)"', text))
+    packages = ("", ".optim", ".groups", ".riemannian", ".baselines", ".covariance", ".problems", ".testing")
+    for package in ("gnomon" + name for name in packages):
+        module = import_module(package)
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if inspect.isclass(thing) or inspect.isfunction(thing):
+                places = {f"{package}.{name}", f"{thing.__module__}.{thing.__name__}", f"gnomon.{name}"}
+                assert places & entries, f"docs/reference.md has no entry for {package}.{name}"
+
+
+def test_no_page_asks_another_machine_for_anything(measures, address):
+    for measure in measures.values():
+        assert not [name for name in measure["requests"] if not name.startswith(address)], measure["name"]
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_nothing_overflows(measures, width):
+    wide = {name: m["page"] for (name, at), m in measures.items() if at == width and m["page"] > width}
+    assert not wide, f"pages wider than {width} pixels: {wide}"
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_formulas_tables_figures_and_code_are_there(measures, width):
+    assert measures["geometry.html", width]["formulas"] >= 10
+    assert measures["which-structure.html", width]["tables"] >= 1
+    assert measures["groups.html", width]["tables"] >= 3
+    assert measures["start.html", width]["highlighted"] >= 3
+    assert len(measures["gallery.html", width]["pictures"]) >= 6
+    for (name, at), measure in measures.items():
+        for natural, shown in measure["pictures"]:
+            assert natural > 0, f"a picture of {name} is missing"
+            assert at != width or 100 < shown <= width
