@@ -126,6 +126,9 @@ def test_fit_returns_to_the_order_of_the_parameters():
     assert fit.order[:2].tolist() == [40, 41]
     draws = fit.draws(4000)
     assert float(draws[:, :40].std(0).max()) < 1.2  # the locals, not the globals
+    again = gnomon.vi.fit(hierarchical(40), 42, start=fit, seed=1)
+    assert again.order.tolist() == fit.order.tolist()
+    assert again.elbo == pytest.approx(fit.elbo, abs=0.1)
     full = gnomon.vi.fit(hierarchical(40), 42, structure="full", seed=0)
     assert fit.elbo == pytest.approx(full.elbo, abs=0.1)
     torch.testing.assert_close(draws.mean(0), full.draws(4000).mean(0), atol=0.15, rtol=0)

@@ -159,7 +159,6 @@ def test_steps_are_bounded_whatever_the_gradient(group, momentum):
 
 
 def test_momentum_is_an_average_so_that_the_rate_keeps_its_meaning():
-    precision, mean = quadratic()
     results = []
     for momentum in (0.0, 0.5):
         q = gnomon.Gaussian(Diagonal(D), dtype=torch.float64)

@@ -11,9 +11,20 @@ from .parameters import Parameters
 from .psis import pareto_smooth
 from .result import Fit
 from .run import DensityError, RunawayError
+from .settings import Settings
 from .structure import Globals
 
-__all__ = ["AutoStructured", "DensityError", "Fit", "Globals", "Parameters", "RunawayError", "fit", "pareto_smooth"]
+__all__ = [
+    "AutoStructured",
+    "DensityError",
+    "Fit",
+    "Globals",
+    "Parameters",
+    "RunawayError",
+    "Settings",
+    "fit",
+    "pareto_smooth",
+]
 
 
 def __getattr__(name: str) -> Any:

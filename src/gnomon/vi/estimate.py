@@ -11,7 +11,7 @@ from ..groups import Element, SymmetricOperator
 from ..groups.base import add, times
 from ..manifolds import Gaussian
 from ..optim.hessian import Exact, Hutchinson
-from .gradients import log_prob_of_noise, mean_of, path_gradient, price_gradient, pull, push
+from .gradients import log_prob_of_noise, mean_of, path_gradient, price_gradient, push
 from .sampling import standard_draws
 from .steps import squared_norm
 from .target import Scores, Target

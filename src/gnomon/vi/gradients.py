@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..groups import Affine, Element, Group, LowRank, LowRankAffine, SymmetricOperator
-from ..groups.base import add, times
+from ..groups.base import add
 from ..manifolds import Gaussian
 
 
@@ -62,10 +62,11 @@ def path_gradient(q: Gaussian, z: Tensor, odd: Tensor, even: Tensor) -> Element:
 
 
 def symmetric_moment(linear: Group, factor: Element, u: Tensor, z: Tensor) -> Element:
-    """``<E_j, M>`` of the symmetric part M of ``sum of u z^T``; for low rank that in the coordinates of the joint model.
+    """``<E_j, M>`` of the symmetric part M of ``sum of u z^T``.
 
-    There ``tau = B B^T + Diag(c)^2`` moves by ``dB = B N_a^T + Diag(c) N_u^T`` and ``dc = c N_c``. The gradient in tau
-    is the symmetric part of ``sum of p r^T`` with ``p = A^-T u``, ``r = A^-T z`` and ``tau = A A^T``.
+    For low rank it is that in the coordinates of the joint model, where ``tau = B B^T + Diag(c)^2`` moves by
+    ``dB = B N_a^T + Diag(c) N_u^T`` and ``dc = c N_c``. The gradient in tau is the symmetric part of ``sum of p r^T``
+    with ``p = A^-T u``, ``r = A^-T z`` and ``tau = A A^T``.
     """
     if not isinstance(linear, LowRank):
         if linear.trivial_transport:

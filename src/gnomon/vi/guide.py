@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ from .result import Fit
 from .structure import Globals, Structure
 
 
-class AutoStructured(AutoContinuous):  # type: ignore[misc]  # Pyro has no types
+class AutoStructured(AutoContinuous):
     """A structured Gaussian over all continuous latent variables of a model, in their unconstrained space.
 
         guide = gnomon.vi.AutoStructured(model)
@@ -32,8 +32,9 @@ class AutoStructured(AutoContinuous):  # type: ignore[misc]  # Pyro has no types
         Predictive(model, guide=guide, num_samples=1000)(x)
 
     Args:
-        model: a Pyro model. Its plates tell which latent variables are local: ``structure="auto"`` proposes an arrow with
-            the others as globals, checks it with a few products with the Hessian, and searches where it does not hold.
+        model: a Pyro model. Its plates tell which latent variables are local: ``structure="auto"`` proposes an arrow
+            with the others as globals, checks it with a few products with the Hessian, and searches where it does not
+            hold.
         structure: as in :func:`gnomon.vi.fit`.
         settings: those of :func:`gnomon.vi.fit`.
 
@@ -76,7 +77,11 @@ class AutoStructured(AutoContinuous):  # type: ignore[misc]  # Pyro has no types
     def _sites(self) -> Iterator[tuple[str, Any, torch.Size]]:
         """Latent variables in the order of the guide's vector, their nodes, and their unconstrained shapes."""
         for name, shape in self._unconstrained_shapes.items():
-            yield name, self.prototype_trace.nodes[name], shape
+            yield name, self._nodes()[name], shape
+
+    def _nodes(self) -> Any:
+        assert self.prototype_trace is not None
+        return self.prototype_trace.nodes
 
     def _specification(self) -> dict[str, Any]:
         return {name: (tuple(node["value"].shape), node["fn"].support) for name, node, _ in self._sites()}
@@ -84,7 +89,7 @@ class AutoStructured(AutoContinuous):  # type: ignore[misc]  # Pyro has no types
     def _from_plates(self) -> Globals | None:
         """The coordinates of variables outside of all plates, if the others are scalars in one plate."""
         heads: list[int] = []
-        plates = set()
+        plates: set[tuple[str, int]] = set()
         start = 0
         for _, node, shape in self._sites():
             frames = [frame for frame in node["cond_indep_stack"] if frame.vectorized]
@@ -99,19 +104,18 @@ class AutoStructured(AutoContinuous):  # type: ignore[misc]  # Pyro has no types
 
 def _log_density(guide: AutoStructured, args: Any, kwargs: Any, values: dict[str, Tensor]) -> Tensor:
     """The log joint density of one draw; :func:`gnomon.vi.fit` maps it over the draws."""
-    nodes = guide.prototype_trace.nodes
+    nodes = guide._nodes()
     if any(values[name].shape != nodes[name]["value"].shape for name in values):
         raise ValueError("one draw at a time")  # what tells fit to vmap
-    return (
-        poutine.trace(poutine.condition(guide._plain_model[0], data=values)).get_trace(*args, **kwargs).log_prob_sum()
-    )
+    conditioned = poutine.condition(guide._plain_model[0], data=values)
+    return torch.as_tensor(poutine.trace(conditioned).get_trace(*args, **kwargs).log_prob_sum())
 
 
-class _Latent(TorchDistribution):  # type: ignore[misc]
+class _Latent(TorchDistribution):
     """The posterior of a fit, in the order of the parameters."""
 
     has_rsample = True
-    arg_constraints: dict[str, Any] = {}
+    arg_constraints: ClassVar[dict[str, Any]] = {}
     support = constraints.real_vector
 
     def __init__(self, result: Fit) -> None:

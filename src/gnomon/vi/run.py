@@ -159,8 +159,8 @@ class Run:
     def _evaluate(self) -> Evaluation:
         """The bound, its error and k-hat from draws of the final q, which are kept for resampling."""
         q = self.q
-        pairs = max(1, self.settings.evaluation_draws_for(q.d) // 2)
-        z = standard_draws(pairs, q.d, generator=self.generator, dtype=q.dtype, device=q.device)
+        n = max(1, self.settings.evaluation_draws_for(q.d) // 2)
+        z = standard_draws(n, q.d, generator=self.generator, dtype=q.dtype, device=q.device)
         z = torch.cat([z, -z])
         x = mean_of(q) + push(q, z)
         ratios = self.target.log_density(x) - log_prob_of_noise(q, z)

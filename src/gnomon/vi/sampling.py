@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,11 +17,11 @@ _TABLE = 4096
 def standard_draws(
     n: int, d: int, *, generator: torch.Generator | None = None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """``(n, d)`` draws of N(0, I) with orthogonal directions and stratified lengths, each to be used with its mirror image.
+    """``(n, d)`` draws of N(0, I) with orthogonal directions and stratified lengths.
 
-    Each draw has the standard normal distribution. With ``n = d`` the second moment of the batch is the identity but
-    for the lengths, whose squares are spread as evenly as they can be. So the expectation of a quadratic function,
-    over the draws and their mirror images, has nearly no variance.
+    Each has the standard normal distribution, and is to be used with its mirror image. With ``n = d`` the second
+    moment of the batch is the identity but for the lengths, whose squares are spread as evenly as they can be. So the
+    expectation of a quadratic function, over the draws and their mirror images, has nearly no variance.
     """
     rows = [min(d, n - first) for first in range(0, n, d)]
     blocks = [torch.randn(size, d, generator=generator, dtype=dtype, device=device) for size in rows]
@@ -38,7 +39,7 @@ def _orthonormal(rows: Tensor) -> Tensor:
 
 def _radii(n: int, d: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
     """Lengths of n standard normal vectors, one from each of n equally likely intervals, in random order."""
-    options = {"generator": generator, "dtype": like.dtype, "device": like.device}
+    options: Any = {"generator": generator, "dtype": like.dtype, "device": like.device}
     levels = (torch.arange(n, dtype=like.dtype, device=like.device) + torch.rand(n, **options)) / n
     shuffled = levels[torch.rand(n, **options).argsort()]
     quantiles = _chi_quantiles(d).to(like)

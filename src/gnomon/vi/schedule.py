@@ -49,8 +49,8 @@ class Schedule:
 
     At the optimum of the family the squared length of the mean gradient, in orthonormal coordinates, is the gap to the
     optimum: a rate of 2 is a Newton step for mean and factor. Two independent halves of the draws give an estimate of
-    it without bias, and the difference of the halves gives the noise. Where the gap is no more than what the
-    noise at this rate leaves, ``rate / 2 * noise``, the rate decays as ``1 / t``: the iterate is then a running average.
+    it without bias, and the difference of the halves gives the noise. Where the gap is no more than what the noise at
+    this rate leaves, ``rate / 2 * noise``, the rate decays as ``1 / t``: the iterate is then a running average.
     Where the bound has fallen beyond doubt, the steps go back to the best window and go on with a smaller rate.
     """
 

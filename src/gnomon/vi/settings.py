@@ -11,8 +11,9 @@ from torch import Tensor
 
 from ..groups import Group
 from ..manifolds import Gaussian
+from .result import Fit
 
-Start = Literal["mode", "zero"] | Tensor | Mapping[str, Any] | Gaussian
+Start = Literal["mode", "zero"] | Tensor | Mapping[str, Any] | Gaussian | Fit
 
 FEWEST_DRAWS, MOST_DRAWS = 24, 64
 LARGE_BATCH = 2**19
@@ -23,7 +24,27 @@ LARGEST_RATE = 1.0
 
 @dataclass(frozen=True)
 class Settings:
-    """What :func:`gnomon.vi.fit` is told; None where the structure decides."""
+    """Settings of :func:`gnomon.vi.fit`; None where the structure or the dimension decides.
+
+    Args:
+        form: whether the covariance or the precision of q has the structure.
+        start: ``"mode"``: at the mode, by L-BFGS from zero, with the Hessian there, unless the bound at zero is better;
+            ``"zero"``: at zero, or a point near it where the density is finite, with unit covariance, the only choice
+            with batches of data; a vector of unconstrained unknowns or a dictionary of parameters, with the Hessian
+            there; a Gaussian, or another fit, to go on from.
+        draws: for a step, in two halves of pairs and so rounded up to a multiple of 4. Default: 24 to 64 by structure,
+            fewer where there are more than 2^19 / 64 unknowns.
+        rate: the learning rate; 2 is a Newton step. Default: 1, less where the draws are few for the structure. It
+            decays by itself.
+        momentum: the weight of earlier gradients in a running average; the rate keeps its meaning.
+        gradients: ``"path"``: from first derivatives. ``"price"``: from Hessians, averaged over the draws, by as many
+            products as the structure needs.
+        max_steps: where the fit ends without having converged.
+        tolerance: the gap to the best q at which it ends, in nats. Default: 0.005 + 0.0003 dim.
+        evaluation_draws: for the final bound and k-hat. Default: 2000, fewer in high dimensions.
+        searches: for other modes, from random points, after the fit. The fit begins anew at a mode whose bound is
+            better by a nat. Only with ``start="mode"``.
+    """
 
     form: Literal["covariance", "precision"] = "covariance"
     start: Start = "mode"

@@ -14,6 +14,7 @@ from ..manifolds import Gaussian
 from ..optim import LBFGS
 from ..optim.hessian import Hutchinson
 from .gradients import log_prob_of_noise, mean_of, price_gradient, push, squared_length
+from .result import Fit
 from .sampling import standard_draws
 from .settings import Settings
 from .steps import NaturalSteps, squared_norm
@@ -49,6 +50,10 @@ class Beginning:
     def gaussian(self, structure: Structure) -> Gaussian:
         """The first q. The target then has the order of coordinates that the structure asks for."""
         start = self.settings.start
+        if isinstance(start, Fit):
+            if start.order is not None:
+                self.target.reorder(start.order)
+            return self._copy(start.posterior, "auto")
         if isinstance(start, Gaussian):
             return self._copy(start, structure)
         x = self._point()
@@ -111,6 +116,10 @@ class Beginning:
         if isinstance(start, str):
             return finite_point(self.target, self.like, self.generator)
         x = self.target.parameters.unconstrain(start) if isinstance(start, Mapping) else start
+        if not isinstance(x, Tensor):
+            raise TypeError(
+                f"start must be a name, a tensor, a dictionary, a Gaussian or a Fit, got {type(x).__name__}"
+            )
         x = x.detach().to(self.like)
         if x.shape != (self.target.dim,):
             raise ValueError(f"start has shape {tuple(x.shape)}, expected ({self.target.dim},)")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
 
 from ..groups import Element, LowRank
 from ..groups.base import add, times
