@@ -49,7 +49,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             family, and the precision is faster, because its density needs no solve.
         reg_covar: the floor of the variances, in units of each feature's variance over the data; see below.
         tol: an iteration (with mini-batches, an epoch) that gains less than this in average log-likelihood is idle.
-        n_iter_no_change: the fit has converged after so many idle iterations in a row.
+        n_iter_no_change: the fit has converged after so many idle iterations in a row, or where EM comes to rest.
         max_iter: iterations or epochs at most.
         n_init: runs from different starts; the best without a collapsed component is kept.
         init_params: how samples are assigned at the start: ``"kmeans"``, ``"k-means++"`` and ``"random_from_data"`` (to
@@ -226,7 +226,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             run.record(optimizer.iterate(), self.tol)
             if self.verbose > 1 or (self.verbose and iteration % 10 == 0):
                 print(f"iteration {iteration}: average log-likelihood {-run.curve[-1]:.6f}")
-            if run.idle >= self.n_iter_no_change:
+            if run.idle >= self.n_iter_no_change or optimizer.settled:
                 run.converged = True
                 break
             if run.idle:

@@ -29,6 +29,9 @@ ROUNDING = 1e-9
 
 
 class Optimizer(Protocol):
+    settled: bool
+    """Whether the last iteration has moved nothing: the point is stationary."""
+
     def iterate(self) -> float:
         """One iteration; the loss before it."""
 
@@ -84,7 +87,7 @@ class FullBatch:
         self._objective, self._tied = objective, tied
         components = objective.components
         self._by_em = objective.has_statistics and (tied or has_closed_form(components.structure, components.form))
-        self._warm = False
+        self._warm = self.settled = False
         self._gain = math.inf
         self._here: Statistics | None = None
         self._loss: float | None = None  # at the current point
@@ -117,6 +120,7 @@ class FullBatch:
             self._take_step(first=False)
             after = self._evaluate()
         gain = before - after
+        self.settled = self._by_em and gain <= ROUNDING
         self._warm = not self._tied and gain < WARM_UP_GAIN and not gain < FAST * self._gain
         self._loss, self._gain = after, gain
         return before
@@ -175,6 +179,8 @@ class FullBatch:
 
 class MiniBatches:
     """Natural-gradient steps with momentum, an epoch an iteration."""
+
+    settled = False
 
     def __init__(self, objective: Objective, batch_size: int, learning_rate: float, rng: np.random.RandomState) -> None:
         self._objective, self._batch_size, self._rng = objective, batch_size, rng

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from .distributed.strategies import MODES, Mode, strategy_for
 from .kronecker.config import CurvatureConfig, FactorConfig, Scalar, StepConfig, check_choice, resolves_preset
 from .kronecker.factor_update import InverseFreeFactors, early_average, published_precond_lr
 from .kronecker.layers.base import Approximation, Settings
+from .kronecker.named_groups import model_of
 from .kronecker.optimizer import KroneckerOptimizer
 from .kronecker.polar import PolarDirections
 from .kronecker.structures import Structure
@@ -197,10 +198,40 @@ class INGD(KroneckerOptimizer):
             curvature=CurvatureConfig(curvature, fisher, approx, grouped, subsample, scaler),
             steps=StepConfig(fallback, fallback_lr, growing_intervals, precondition_only, compile),
             groups=groups,
-            sharing=partial(strategy_for, mode=shard),
+            sharing=partial(strategy_for, mode=shard, by_gradient=curvature == "gradient"),
             low_memory=memory == "low",
             direction=None if polar is False else PolarDirections(polar),
         )
+
+    @classmethod
+    def from_groups(
+        cls, groups: Iterable[Settings], lr: Scalar = 1e-2, *, shard: Mode = "full", **settings: Any
+    ) -> INGD:
+        """An INGD of parameters with names, for engines that hand over groups of them and no model.
+
+        Factors come from gradient matrices, and there are no hooks. A parameter of two dimensions is a matrix, one of
+        three a stack of matrices, as those of experts. Others follow ``fallback``. A first step with zero gradients
+        makes the state and changes nothing. ``param_groups`` have the names of their parameters in ``names``.
+
+        Args:
+            groups: dictionaries with ``params``, pairs of a name and a parameter as ``model.named_parameters()`` gives
+                them, and settings.
+            lr: the learning rate.
+            shard: as in the constructor. On ranks that hold parts of parameters (``fully_shard()``, tensor
+                parallelism), ``"full"`` sends each gradient to one rank and its direction back.
+            settings: other arguments of the constructor.
+        """
+        for name in ("model", "groups"):
+            if name in settings:
+                raise TypeError(f"there is no argument {name} in from_groups(), whose first one is the groups")
+        if settings.setdefault("curvature", "gradient") != "gradient":
+            raise ValueError(f"curvature must be 'gradient' without a model, got {settings['curvature']!r}")
+        model, named = model_of(groups)
+        optimizer = cls(model, lr, groups=named, shard=shard, **settings)
+        names = optimizer._registry.names()
+        for group in optimizer.param_groups:
+            group["names"] = [names[p] for p in group["params"]]
+        return optimizer
 
     def factors(self, name: str) -> tuple[Tensor, Tensor]:
         """The dense K and C of a layer, in the curvature's own units: ``K K^T x C C^T`` is near the inverse curvature.

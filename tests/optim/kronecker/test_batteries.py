@@ -1,10 +1,10 @@
 """What public batteries of optimizer tests ask of any optimizer, asked of INGD and KFAC by a thin constructor.
 
-The cases follow what torch's ``test/test_optim.py``, timm's ``tests/test_optim.py`` and pytorch_optimizer's generic tests
-check. These optimizers take a model, so bare tensors are put into one. What does not apply:
+The cases follow what torch's ``test/test_optim.py``, timm's ``tests/test_optim.py`` and the generic tests of
+pytorch_optimizer check. These optimizers take a model, so bare tensors are put into one. What does not apply:
 
-- ``foreach``, ``fused``, ``capturable``, ``differentiable``, ``maximize``, ``amsgrad``, ``betas``, ``eps``: there are no
-  such arguments (``test_arguments.py`` has what is said); steps on CUDA graphs need a GPU;
+- ``foreach``, ``fused``, ``capturable``, ``differentiable``, ``maximize``, ``amsgrad``, ``betas``, ``eps``: there
+  are no such arguments (``test_arguments.py`` has what is said); steps on CUDA graphs need a GPU;
 - complex and sparse parameters: refused with the remedy (``test_arguments.py``, and below);
 - a generator of parameters, or an empty list, as the first argument: it must be the model;
 - parameters on several devices, and pinned or moved state: there is one device on the machines that run these tests
@@ -16,6 +16,7 @@ check. These optimizers take a model, so bare tensors are put into one. What doe
 import copy
 import functools
 import io
+import itertools
 import warnings
 
 import pytest
@@ -153,7 +154,7 @@ def test_the_loss_of_a_tiny_model_falls_at_each_step(kind):
         loss.backward()
         optimizer.step()
         losses.append(loss.item())
-    assert all(after < before for before, after in zip(losses, losses[1:], strict=False))
+    assert all(after < before for before, after in itertools.pairwise(losses))
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -42,6 +42,8 @@ class LayerPlan:
     """Work of an update, without the statistics."""
     step: int
     """Work of preconditioning its gradient."""
+    parameters: int
+    """Bytes of its parameters."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,18 @@ class Plan:
         """What a rank sends at every step, at most."""
         return self.bytes_per_step
 
+    @property
+    def received_if_sharded(self) -> tuple[int, ...]:
+        """What each rank receives at every step where ``fully_shard()`` has divided the parameters evenly and ``shard``
+        is ``"full"``: the other ranks' parts of its layers' gradients, and its parts of other layers' directions.
+
+        On average that is ``2 (ranks - 1) / ranks^2`` of what the parameters of layers take.
+        """
+        total, owned = sum(layer.parameters for layer in self.layers), self._owned(lambda layer: layer.parameters)
+        return tuple(
+            (mine * (self.ranks - 1) + total - mine) // self.ranks if self.shard == "full" else 0 for mine in owned
+        )
+
     def __str__(self) -> str:
         lines = [
             (layer.name, "all" if layer.owner is None else str(layer.owner), *_cells([layer])) for layer in self.layers
@@ -141,6 +155,7 @@ class Plan:
         memory = f"largest rank {scaled(self.largest_memory)}B, mean {scaled(self.mean_memory)}B"
         work = f"largest rank {scaled(self.largest_update)}, a step {scaled(self.largest_step)}"
         told = f"{scaled(self.bytes_per_update)}B an update, {scaled(self.bytes_per_step)}B a step"
+        sharded = f"received with fully_shard(): largest rank {scaled(max(self.received_if_sharded))}B a step"
         return "\n".join(
             [
                 f'{self.ranks} ranks, shard="{self.shard}"',
@@ -148,6 +163,7 @@ class Plan:
                 f"memory: {memory}",
                 f"multiplications: an update {work}",
                 f"sent: {told}",
+                *([sharded] if self.shard == "full" and self.ranks > 1 else []),
             ]
         )
 
@@ -226,6 +242,7 @@ def _layer_plan(optimizer: INGD, layer: FactoredLayer, shard: Mode, owner: int |
         momentum_by_others=moved,
         update=update,
         step=step,
+        parameters=sum(_bytes(p) for p in layer.layer.parameters),
     )
 
 

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import chain
 from typing import Literal
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor, nn
 from ..torch_internals import timeout_of
 from .sharded_tensors import as_sharded
 
-Purpose = Literal["statistics", "factors", "directions", "numbers"]
+Purpose = Literal["statistics", "factors", "directions", "numbers", "gradients", "weights"]
 
 
 class Ranks:
@@ -32,6 +33,8 @@ class Ranks:
         """How many ranks hold the same share of a parameter; 0 where all hold all of it."""
         self.rank = members.index(dist.get_rank()) if self.count > 1 else 0
         self.members, self.sent = tuple(members), Counter[Purpose]()
+        self.received = Counter[Purpose]()
+        """The bytes that this rank has received from others by :meth:`exchange`."""
         self._group = None
         if self.count > 1:
             assert like is not None
@@ -43,8 +46,11 @@ class Ranks:
             )
 
     @classmethod
-    def of(cls, model: nn.Module) -> Ranks:
-        """Those of a wrapped model, or of one whose parameters are sharded; otherwise this process alone."""
+    def of(cls, model: nn.Module, in_any_way: bool = False) -> Ranks:
+        """Those of a wrapped model, or of one whose parameters are sharded; otherwise this process alone.
+
+        Parameters may be sharded ``in_any_way`` over one mesh, or all alike, as ``fully_shard()`` does it.
+        """
         if wrappers := wrappers_in(model):
             members = [dist.get_process_group_ranks(wrapper.process_group) for wrapper in wrappers]
             if any(other != members[0] for other in members):
@@ -62,8 +68,11 @@ class Ranks:
         for name, p in named.items():
             if p.device.type != p.device_mesh.device_type:
                 raise ValueError(f"{name} is offloaded to the {p.device.type}; shard the model without offloading")
-            if not all(placement.is_replicate() or type(placement).__name__ == "Shard" for placement in p.placements):
+            known = ("Shard", "_StridedShard") if in_any_way else ("Shard",)
+            if not all(placement.is_replicate() or type(placement).__name__ in known for placement in p.placements):
                 raise ValueError(f"{name} has placements {p.placements}; fully_shard() gives Shard and Replicate")
+        if in_any_way:
+            return cls(meshes[0].mesh.flatten().tolist(), 1, meshes[0].get_group(0))
         kinds = {tuple(placement.is_shard() for placement in p.placements) for p in named.values()}
         if len(kinds) > 1:
             raise ValueError(
@@ -108,6 +117,19 @@ class Ranks:
                 sizes = [tensor.numel() * tensor.element_size() for tensor in owned[owner]]
                 for tensor, part in zip(owned[owner], received.split(sizes), strict=True):
                     tensor.copy_(part.clone().view(tensor.dtype).view_as(tensor))  # a copy is aligned for any type
+
+    def exchange(self, sent: Sequence[list[Tensor]], received: Sequence[list[Tensor]], purpose: Purpose) -> None:
+        """Send tensors to each rank, and fill those that each rank sends to this one."""
+        sizes = [_size(tensors) for tensors in sent], [_size(tensors) for tensors in received]
+        given, found = list(chain.from_iterable(sent)), list(chain.from_iterable(received))
+        device = next((tensor.device for tensor in (*given, *found)), torch.device("cpu"))
+        out, flat = torch.empty(sum(sizes[1]), dtype=torch.uint8, device=device), _as_bytes(given, device)
+        self.sent[purpose] += sum(sizes[0]) - sizes[0][self.rank]
+        self.received[purpose] += sum(sizes[1]) - sizes[1][self.rank]
+        with explained():
+            dist.all_to_all_single(out, flat, sizes[1], sizes[0], group=self._group)
+        for tensor, part in zip(found, out.split([_size([tensor]) for tensor in found]), strict=True):
+            tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # a copy is aligned for any type
 
     def sum(self, tensor: Tensor) -> Tensor:
         """A few numbers, added up over ranks."""
@@ -171,5 +193,16 @@ def explained() -> Iterator[None]:
         ) from error
 
 
-def _as_bytes(tensors: list[Tensor]) -> Tensor:
-    return torch.cat([tensor.contiguous().view(-1).view(torch.uint8) for tensor in tensors])
+def _as_bytes(tensors: list[Tensor], device: torch.device | None = None) -> Tensor:
+    empty = [] if device is None else [torch.empty(0, dtype=torch.uint8, device=device)]
+    return torch.cat([*empty, *(_in_a_row(tensor).view(torch.uint8) for tensor in tensors)])
+
+
+def _in_a_row(tensor: Tensor) -> Tensor:
+    """The numbers of a tensor one behind the other; a single one may have any stride, until it is copied."""
+    row = tensor.contiguous().view(-1)
+    return row if row.stride(0) == 1 else row.clone(memory_format=torch.contiguous_format)
+
+
+def _size(tensors: list[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)

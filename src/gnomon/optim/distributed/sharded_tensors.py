@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
@@ -44,11 +45,47 @@ def joined(part: Tensor, like: Tensor) -> Tensor:
 def share(tensor: Tensor, like: Tensor) -> Tensor:
     """The part of a whole tensor that belongs to this rank, where ``like`` is sharded."""
     sharded = as_sharded(like)
-    if sharded is None:
-        return tensor
-    for place, (placement, size) in enumerate(zip(sharded.placements, sharded.device_mesh.shape, strict=True)):
-        if placement.is_shard():
-            parts = tensor.chunk(size, placement.dim)
-            here = sharded.device_mesh.get_local_rank(place)
-            tensor = parts[here] if here < len(parts) else tensor.narrow(placement.dim, 0, 0)
-    return tensor
+    return tensor if sharded is None else tensor[_region(sharded, sharded.device_mesh.get_coordinate())]
+
+
+def region(like: Tensor, place: int) -> tuple[slice, ...]:
+    """The part of a tensor that a rank holds, by its place in the mesh of ``like``; all of it without a mesh."""
+    sharded = as_sharded(like)
+    return () if sharded is None else _region(sharded, _coordinates(place, sharded.device_mesh.shape))
+
+
+def _region(sharded: Any, coordinates: Sequence[int]) -> tuple[slice, ...]:
+    """Where several dimensions of a mesh divide one of the tensor, the first divides it first, except that
+    ``fully_shard()`` divides what tensor parallelism has left, and says so by strides.
+    """
+    starts, stops = [0] * sharded.ndim, list(sharded.shape)
+    dims = zip(sharded.placements, sharded.device_mesh.shape, coordinates, strict=True)
+    for placement, count, here in sorted(dims, key=lambda dim: hasattr(dim[0], "split_factor")):
+        if placement.is_shard() or hasattr(placement, "split_factor"):
+            start, stop = starts[placement.dim], stops[placement.dim]
+            size = -(-(stop - start) // count)  # as torch.chunk divides
+            starts[placement.dim] = min(start + here * size, stop)
+            stops[placement.dim] = min(start + (here + 1) * size, stop)
+    return tuple(slice(start, stop) for start, stop in zip(starts, stops, strict=True))
+
+
+def holders_of(like: Tensor, place: int, count: int) -> list[int]:
+    """The places of ranks that together hold a tensor, among them the given one; copies are left out."""
+    if (sharded := as_sharded(like)) is None:
+        return [place]
+    shape, kinds = sharded.device_mesh.shape, [placement.is_replicate() for placement in sharded.placements]
+    here = _coordinates(place, shape)
+
+    def has_part(other: int) -> bool:
+        pairs = zip(_coordinates(other, shape), here, kinds, strict=True)
+        return all(a == b for a, b, is_copy in pairs if is_copy)
+
+    return [other for other in range(count) if has_part(other)]
+
+
+def _coordinates(place: int, shape: Sequence[int]) -> list[int]:
+    found = []
+    for size in reversed(shape):
+        place, rest = divmod(place, size)
+        found.append(rest)
+    return found[::-1]

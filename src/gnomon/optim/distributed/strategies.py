@@ -15,8 +15,8 @@ from ..kronecker.layers.base import FactoredLayer, Move, Part
 from ..kronecker.strategy import Alone, FactorStore, StatisticsSource
 from ..torch_internals import active_wrapper, at_end_of_backward_pass, current_backward_pass, hides_forward_pass
 from .assignment import Assignment
-from .process_group import Ranks, wrappers_in
-from .sharded_tensors import joined, local, sharded_as, share, whole
+from .process_group import Purpose, Ranks, wrappers_in
+from .sharded_tensors import holders_of, joined, local, region, sharded_as, share, whole
 from .statistics_exchange import StatisticsExchange, decoded, portions
 
 Mode = Literal["none", "update", "full"]
@@ -44,6 +44,8 @@ class Way:
             return []
         if not self.stores_apart:
             return list(rule.shared_keys)
+        if not layer.views:
+            return []
         sides = zip(("K", "C"), layer.pair, strict=True)
         return [name for name, form in sides if not form.keeps_matrix]
 
@@ -57,11 +59,16 @@ WAYS: dict[Mode, Way] = {
 MODES = tuple(WAYS)
 
 
-def strategy_for(model: nn.Module, wrapper: Any = None, mode: Mode = "none") -> Alone:
-    """The strategy for the ranks that train a model; ``wrapper`` is one that is not a part of the model."""
-    ranks = Ranks.of(model if wrapper is None else wrapper)
+def strategy_for(model: nn.Module, wrapper: Any = None, mode: Mode = "none", by_gradient: bool = False) -> Alone:
+    """The strategy for the ranks that train a model; ``wrapper`` is one that is not a part of the model.
+
+    Without hooks (``by_gradient``), and where gradients go to owners, parameters may be sharded in any way.
+    """
+    ranks = Ranks.of(model if wrapper is None else wrapper, by_gradient and WAYS[mode].stores_apart)
     if ranks.count == 1 and not ranks.is_sharded:
         return Alone()
+    if ranks.is_sharded and ranks.count > 1 and WAYS[mode].stores_apart:
+        return Scattered(ranks, WAYS[mode], [])
     return Together(ranks, WAYS[mode], wrappers_in(model) if wrapper is None else [wrapper])
 
 
@@ -73,8 +80,9 @@ class Together(Alone):
         self.count, self.is_sharded = ranks.count, ranks.is_sharded
         self._has_owners = way.has_owners and ranks.count > 1
         self.stores_apart = way.stores_apart and ranks.count > 1
-        # The momenta of parameters that are sharded are sharded too.
-        self.moves_apart = self.stores_apart and not ranks.is_sharded
+        self.moves_apart = self.stores_apart
+        # Where every rank has all factors, the momenta of sharded parameters are sharded too.
+        self.moves_shares = ranks.is_sharded and not self.stores_apart
         self._owners: dict[int, int] = {}
         self._gradients: dict[int, list[Tensor]] = {}
         self._exchange: StatisticsExchange | None = None
@@ -221,8 +229,9 @@ class Together(Alone):
             for layer in layers:
                 self._gradients[layer.index] = [whole(gradient) for gradient in super().gradients(layer)]
 
-    def drop_gradients(self) -> None:
-        self._gradients.clear()
+    def drop_gradients(self, layers: Sequence[FactoredLayer]) -> None:
+        for layer in layers:
+            self._gradients.pop(layer.index, None)
 
     def gradients(self, layer: FactoredLayer) -> list[Tensor]:
         return self._gradients.get(layer.index) or super().gradients(layer)
@@ -254,6 +263,8 @@ class Together(Alone):
         return parts, table
 
     def share(self, parts: list[Part]) -> list[Part]:
+        if not self.moves_shares:
+            return parts
         return [replace(part, direction=share(part.direction, part.p).contiguous()) for part in parts]
 
     def gather_shares(self, parts: list[Part]) -> list[Part]:
@@ -272,3 +283,108 @@ class Together(Alone):
 
     def agrees(self, ok: Tensor) -> Tensor:
         return self.ranks.maximum((~ok).float()) == 0 if self.stores_apart else ok
+
+
+class Scattered(Together):
+    """Ranks that hold parts of parameters. The owner of a layer has its factors and momenta, and makes its steps.
+
+    At each step an owner receives the parts of its layers' gradients, and each rank its part of all directions. With P
+    bytes of parameters on R ranks that is 2 P / R for a rank on average.
+    """
+
+    def __init__(self, ranks: Ranks, way: Way, wrappers: list[nn.parallel.DistributedDataParallel]) -> None:
+        super().__init__(ranks, way, wrappers)
+        self._members: set[Tensor] = set()
+        self._weights: dict[Tensor, Tensor] = {}
+        self._whole: dict[Tensor, Tensor] = {}
+        """The whole gradients that this rank has, by parameter."""
+
+    def arrange(self, layers: Sequence[FactoredLayer], cost: Callable[[FactoredLayer], float]) -> None:
+        super().arrange(layers, cost)
+        self._members = {p for layer in layers for p in layer.layer.parameters}
+
+    def portions(self, moving: list[Move]) -> list[list[Move]]:
+        return [moving]  # a rank has the whole gradients of its own layers alone
+
+    # ------------------------------------------------------------------ to owners
+    def gather_gradients(self, layers: Sequence[FactoredLayer]) -> None:
+        missing = [layer for layer in layers if layer.index not in self._gradients]
+        own = [
+            pair for layer in missing for pair in zip(layer.layer.parameters, Alone.gradients(self, layer), strict=True)
+        ]
+        self._whole |= self._at_owners(missing, dict(own), "gradients")
+        for layer in missing:  # nothing at ranks that own others: all ranks know what was sent
+            self._gradients[layer.index] = [self._whole[p] for p in layer.layer.parameters if p in self._whole]
+
+    def gather_weights(self, layers: Sequence[FactoredLayer]) -> None:
+        sources: dict[Tensor, Tensor] = {p: p for layer in layers for p in layer.layer.parameters}
+        self._weights = self._at_owners(layers, sources, "weights")
+
+    def drop_gradients(self, layers: Sequence[FactoredLayer]) -> None:
+        super().drop_gradients(layers)
+        self._weights = {}
+        for p in (p for layer in layers for p in layer.layer.parameters):
+            self._whole.pop(p, None)
+
+    def _at_owners(
+        self, layers: Sequence[FactoredLayer], sources: dict[Tensor, Tensor], purpose: Purpose
+    ) -> dict[Tensor, Tensor]:
+        """The whole tensors of layers that this rank owns, from the parts that ranks have."""
+        sent: list[list[Tensor]] = [[] for _ in range(self.count)]
+        received: list[list[Tensor]] = [[] for _ in range(self.count)]
+        wholes: dict[Tensor, Tensor] = {}
+        for layer in layers:
+            owner = self.owner(layer)
+            for p in layer.layer.parameters:
+                source, holders = sources[p], holders_of(p, owner, self.count)
+                if self.ranks.rank in holders:
+                    sent[owner].append(local(source))
+                if owner == self.ranks.rank:
+                    wholes[p] = torch.empty(p.shape, dtype=source.dtype, device=p.device)
+                    for place in holders:
+                        received[place].append(wholes[p][region(p, place)])
+        self.ranks.exchange(sent, received, purpose)
+        return wholes
+
+    def gradients(self, layer: FactoredLayer) -> list[Tensor]:
+        return self._gradients[layer.index]
+
+    def zeros_as(self, p: nn.Parameter) -> Tensor:
+        return torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+
+    def weights(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        return [self._weights[p] for p in parameters]
+
+    def gradients_at_hand(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        return [self._whole[p] for p in parameters]
+
+    def sharded_as(self, tensor: Tensor, like: Tensor) -> Tensor:
+        return whole(tensor) if like in self._members else super().sharded_as(tensor, like)
+
+    # ------------------------------------------------------------------ from owners
+    def gather_directions(
+        self, moving: list[Move], mine: list[Move], made: list[Part], *numbers: Tensor
+    ) -> tuple[list[Part], Tensor]:
+        """Send each rank its parts of the directions that this rank made, and receive those of the others."""
+        known = {part.p: part.direction for part in made}
+        table = torch.zeros(len(moving), len(numbers), dtype=torch.float32, device=moving[0].layer.weight.device)
+        rows = {id(move): row for move, row in zip(mine, torch.stack([n.float() for n in numbers], 1), strict=True)}
+        parts: list[Part] = []
+        sent: list[list[Tensor]] = [[] for _ in range(self.count)]
+        received: list[list[Tensor]] = [[] for _ in range(self.count)]
+        for place, move in enumerate(moving):
+            owner = self.owner(move.layer)
+            for p, group in move.groups.items():
+                direction = torch.empty(local(p).shape, dtype=p.dtype, device=p.device)
+                parts.append(Part(p, group, direction, place))
+                received[owner].append(direction)
+                for rank in range(self.count) if p in known else ():
+                    sent[rank].append(known[p].to(p.dtype)[region(p, rank)])
+            received[owner].append(table[place])
+            for rank in range(self.count) if id(move) in rows else ():
+                sent[rank].append(rows[id(move)])
+        self.ranks.exchange(sent, received, "directions")
+        return parts, table
+
+    def sum_of_shares(self, value: Tensor) -> Tensor:
+        return self.ranks.sum(value)

@@ -273,7 +273,7 @@ class Collector:
         if self.config.fisher != "mc" or not (self.is_watching and self.due):
             return
         reached = any(layer.weight.grad is not None for layer in self.watched())
-        if reached and not self.strategy.has_statistics(self):
+        if reached and not (self.empty_batches or self.strategy.has_statistics(self)):
             raise RuntimeError("fisher='mc' needs observe(output) before each backward pass; there was none")
 
     def statistics(self, layer: FactoredLayer) -> Statistics | None:

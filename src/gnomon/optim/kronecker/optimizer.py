@@ -38,7 +38,7 @@ from .saved_state import ROWS, fitted_state, loading, put_state
 from .strategy import Alone, SharingRule, alone
 from .structures import Structure
 from .summary import Summary, expected_bytes, layer_row, stored_bytes, summary_rows
-from .update_rules import LayerSteps, Peaks, fall_back, gradient_of
+from .update_rules import LayerSteps, Peaks, fall_back, gradient_of, start_moves
 
 GROWTH = 20
 """With growing intervals, the interval between updates is 1 for this many steps, then 2 for as many, and so on up to
@@ -142,6 +142,13 @@ def check_gradients(names: dict[nn.Parameter, str], groups: list[Settings]) -> N
                 f"{name} has a gradient but is in no group, because it was frozen, or not a part of the model yet, "
                 "when this optimizer was built; add it with add_param_group({'params': [...]})"
             )
+
+
+def begins_with_zeros(parameters: list[nn.Parameter], groups: list[Settings], strategy: Alone) -> bool:
+    """Whether this is the first step and all gradients are zeros, as where a program asks for the state alone."""
+    if any(group["step"] for group in groups):
+        return False
+    return not strategy.maximum(peaks(strategy.local([gradient_of(p) for p in parameters]))).any()
 
 
 def look_around(collector: Collector) -> None:
@@ -419,12 +426,22 @@ class KroneckerOptimizer(Optimizer):
         self._drop_what_is_gone(names)
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
         check_gradients(names, self.param_groups)
+        if parameters and begins_with_zeros(parameters, self.param_groups, self._strategy):
+            self._start(parameters)
+            return []
         if parameters and not self._has_looked_around:
             self._has_looked_around = True
             look_around(self._collector)
         if parameters:
             self._collector.check_observed()
         return parameters
+
+    def _start(self, parameters: list[nn.Parameter]) -> None:
+        """Make the state of parameters, as a step does."""
+        layers = [layer for w, layer in self._layers.items() if w in set(parameters)]
+        self._preconditioner.start(layers)
+        if not self._config.precondition_only:
+            start_moves(self._config.fallback, layers, parameters, self._states, self._strategy)
 
     def observe(self, output: Tensor, likelihood: Likelihood = "categorical") -> None:
         """For ``fisher="mc"``: statistics from targets that are drawn from the model's own predictions.

@@ -90,6 +90,11 @@ class Preconditioner:
                     state[key] = self.rule.initial(layer, key)
         return Stack(layers, self._states)
 
+    def start(self, layers: Sequence[FactoredLayer]) -> None:
+        """Make what this rank stores of the state of layers."""
+        for layer in layers:
+            self.stack([layer])
+
     def projection_factors(self, layer: FactoredLayer) -> Factors:
         """The factors through which a layer's rows are projected when they come."""
         if all(form.keeps_matrix for form in layer.pair):

@@ -18,7 +18,7 @@ from .strategy import Alone
 
 ROWS = "rows"
 """The setting that has the numbers of rows of layers by name."""
-MAY_BE_MISSING = {"skipped_steps", "skipped_updates", "initial_lr", THROUGH_ROWS, ROWS}
+MAY_BE_MISSING = {"skipped_steps", "skipped_updates", "initial_lr", THROUGH_ROWS, ROWS, "names"}
 """The settings of a group that are set only where they are needed."""
 COUNTERS = ("step", "next_update", "interval", "skipped_steps", "skipped_updates")
 """The settings of a group that count."""

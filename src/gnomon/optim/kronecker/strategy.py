@@ -52,6 +52,8 @@ class Alone:
     """Whether the momenta of a layer's parameters are where its factors are."""
     is_sharded = False
     """Whether a rank holds only a part of each parameter."""
+    moves_shares = False
+    """Whether averages and steps of directions are made of the parts that ranks hold."""
     takes_part = True
     """Whether all ranks run the forward pass that is running."""
 
@@ -112,8 +114,23 @@ class Alone:
     def gather_gradients(self, layers: Sequence[FactoredLayer]) -> None:
         """Get the parts of gradients that other ranks hold; all ranks take part."""
 
-    def drop_gradients(self) -> None:
-        """Free what :meth:`gather_gradients` has got."""
+    def gather_weights(self, layers: Sequence[FactoredLayer]) -> None:
+        """Get the parts of weights that other ranks hold, where momenta are whole; all ranks take part."""
+
+    def drop_gradients(self, layers: Sequence[FactoredLayer]) -> None:
+        """Free what :meth:`gather_gradients` and :meth:`gather_weights` have got."""
+
+    def zeros_as(self, p: nn.Parameter) -> Tensor:
+        """Zeros for the momentum of a layer's parameter."""
+        return torch.zeros_like(p, memory_format=torch.contiguous_format)
+
+    def weights(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The parts of parameters that this rank has momenta of."""
+        return self.local(parameters)
+
+    def gradients_at_hand(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
+        """The parts of gradients that this rank has momenta of."""
+        return self.local([p.grad for p in parameters if p.grad is not None])
 
     def gradients(self, layer: FactoredLayer) -> list[Tensor]:
         """The whole gradients of a layer's parameters; zeros where a parameter has none."""

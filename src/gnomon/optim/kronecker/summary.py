@@ -303,7 +303,8 @@ def expected_bytes(
         if mine or not strategy.stores_apart:
             found += rule.product_bytes(layer, uses)
         if (mine or not strategy.moves_apart) and not config.precondition_only:
-            found += _bytes(strategy.local(layer.layer.parameters))
+            parameters = layer.layer.parameters
+            found += _bytes(strategy.local(parameters) if strategy.moves_shares else parameters)
     others = [p for group in groups if group["role"] == "fallback" for p in group["params"]]
     return found + sum(fallback_bytes(p, config) for p in strategy.local(others))
 

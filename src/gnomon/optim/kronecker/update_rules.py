@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...linalg import HALF, align, constant, peaks, polar_factor, power_of_two, promoted, rms_of
 from .compiled_rules import step_by_rms
 from .compiling import can_compile, compiled
-from .layers.base import Layer, Move, Part, Settings, State, States, alike, move_state, parted
+from .layers.base import FactoredLayer, Layer, Move, Part, Settings, State, States, alike, move_state, parted
 from .strategy import Alone
 
 FUSED = 16
@@ -143,6 +143,22 @@ def started(states: States, p: nn.Parameter, keys: Iterable[str]) -> State:
     return state
 
 
+def start_moves(
+    fallback: str,
+    layers: Sequence[FactoredLayer],
+    parameters: Sequence[nn.Parameter],
+    states: States,
+    strategy: Alone,
+) -> None:
+    """Make the momenta of layers, where this rank has them, and the state of other parameters."""
+    members = {p: layer for layer in layers for p in layer.layer.parameters}
+    for p in parameters:
+        if p not in members:
+            started(states, p, FALLBACKS[fallback][1])
+        elif strategy.is_mine(members[p]) or not strategy.moves_apart:
+            states[p]["momentum_buffer"] = strategy.zeros_as(p)
+
+
 def tensors_of(states: Sequence[State], key: str) -> list[Tensor]:
     return [state[key] for state in states]
 
@@ -260,12 +276,13 @@ class LayerSteps:
             for few in strategy.portions(same):
                 strategy.gather_gradients([move.layer for move in few])
                 self.by_rms(few, largest, ok)
-                strategy.drop_gradients()
+                strategy.drop_gradients([move.layer for move in few])
         natural = [move for move in moving if move.group["step_rms"] is None]
         if natural:
             strategy.gather_gradients([move.layer for move in natural])
+            strategy.gather_weights([move.layer for move in natural])
             ok = self.naturally(natural, levels, ok)
-            strategy.drop_gradients()
+            strategy.drop_gradients([move.layer for move in natural])
         return ok
 
     # ------------------------------------------------------------------ what both have in common
@@ -274,7 +291,10 @@ class LayerSteps:
 
     def _averages(self, parts: list[Part]) -> list[Tensor]:
         """The momenta of parameters, zeros at first."""
-        states = [started(self._states, part.p, ("momentum_buffer",)) for part in parts]
+        states = [self._states[part.p] for part in parts]
+        for part, state in zip(parts, states, strict=True):
+            if "momentum_buffer" not in state:
+                state["momentum_buffer"] = self._strategy.zeros_as(part.p)
         return self._strategy.local(tensors_of(states, "momentum_buffer"))
 
     def _replace_gradients(self, parts: list[Part], directions: Iterable[Tensor], gates: Tensor) -> None:
@@ -293,15 +313,12 @@ class LayerSteps:
             self._by_rms_fused(mine, parts, largest, ok)
             return
         strategy = self._strategy
-        if strategy.is_sharded:
-            if strategy.stores_apart:
-                parts, _ = strategy.gather_directions(moving, mine, parts, ok.expand(len(mine)))
-                mine = moving
+        if strategy.moves_shares:
             parts = strategy.share(parts)
             found = [part.direction for part in parts]
         kinds = by_kind(parts)
         self._look_ahead(kinds, moving[0].group["momentum"])
-        if strategy.is_sharded:
+        if strategy.moves_shares:
             rms = strategy.rms_of_shares(parts, [move.layer for move in mine])
         else:
             rms = rms_of_stacks(stacks, found, ok.device)
@@ -310,7 +327,7 @@ class LayerSteps:
             directions.nan_to_num_(0.0, 0.0, 0.0)
         self._remember(kinds, moving[0].group["momentum"], gates)
         if moving[0].layer.turn is not None:
-            if strategy.is_sharded:
+            if strategy.moves_shares:
                 stacks, found = whole_stacks(mine, strategy.gather_shares(parts))
             rms = self._turn(stacks, found, rms)
             parts = strategy.share(self._parts(stacks, found))
@@ -424,9 +441,7 @@ class LayerSteps:
             here, units = ok.to(natural.device), levels(stack)
             natural = natural if units is None else natural / align(units, natural).to(natural.dtype)
             parts += parts_of(stack, parted(torch.where(here, natural, 0), len(stack)))
-        if strategy.is_sharded:
-            if strategy.stores_apart:
-                parts, _ = strategy.gather_directions(moving, mine, parts, ok.expand(len(mine)))
+        if strategy.moves_shares:
             parts = strategy.share(parts)
         self._clip(parts, self._clipping(parts, moving))
         ok = self._round(parts, moving, ok)
@@ -480,7 +495,8 @@ class LayerSteps:
         for same in by_kind(parts):
             directions = [part.direction for part in same]
             momenta, gates = self._averages(same), ok.to(directions[0]).expand(len(same))
-            accumulate_momentum(self._params(same), momenta, directions, same[0].group, gates)
+            weights = self._strategy.weights([part.p for part in same])
+            accumulate_momentum(weights, momenta, directions, same[0].group, gates)
             for part, momentum in zip(same, momenta, strict=True):
                 part.direction = momentum
 
@@ -490,7 +506,7 @@ class LayerSteps:
             return None
         change = torch.zeros((), device=moving[0].layer.weight.device)
         clipped = [part for part in parts if part.group["kl_clip"] is not None]
-        gradients = self._strategy.local([gradient_of(part.p) for part in clipped])
+        gradients = self._strategy.gradients_at_hand([part.p for part in clipped])
         for part, gradient in zip(clipped, gradients, strict=True):
             unit = part.group["lr"] ** 2 / part.group["kl_clip"]
             change = change + unit * (gradient * part.direction).sum().to(change.device)
