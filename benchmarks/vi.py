@@ -4,7 +4,7 @@
 
 Each run is a line of benchmarks/vi.jsonl; runs that are there are not repeated. ``--write`` puts tables into
 benchmarks/RESULTS.md and writes docs/results/vi.md. Data is read from the folder posteriordb in GNOMON_DATA.
-The methods of BlackJAX need the package blackjax, which no extra installs; leave them out with ``--methods``.
+The methods of BlackJAX run where the package blackjax is installed; no extra installs it.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,8 @@ MATCHING = ("batch and match", "batch and match, from the mode")
 BEST = "best Gaussian"
 STEPS = "gnomon.vi, a step"
 PATHFINDER, BLACKJAX = "Pathfinder (BlackJAX)", "full rank (BlackJAX)"
-METHODS = (*OURS, STEPS, BEST, *MATCHING, *methods.GUIDES, PATHFINDER, BLACKJAX)
+WITH_BLACKJAX = (PATHFINDER, BLACKJAX) if find_spec("blackjax") else ()
+METHODS = (*OURS, STEPS, BEST, *MATCHING, *methods.GUIDES, *WITH_BLACKJAX)
 RUNS = Path(__file__).parent / "vi.jsonl"
 Run = tuple[methods.Record, Callable[[Posterior], methods.Record]]
 """What identifies a run, and the run."""

@@ -15,8 +15,8 @@ PAGE = Path(__file__).parent.parent / "docs" / "results" / "vi.md"
 MAIN = "gnomon.vi"
 BEST = "best Gaussian"
 MATCHING = ("batch and match", "batch and match, from the mode")
-BLACKJAX = ("Pathfinder (BlackJAX)", "full rank (BlackJAX)")
-BASELINES = (*GUIDES, *MATCHING, *BLACKJAX)
+PATHFINDER = "Pathfinder (BlackJAX)"
+BASELINES = (*GUIDES, *MATCHING, PATHFINDER, "full rank (BlackJAX)")
 HEAD = """# Results of variational inference
 
 `gnomon.vi.fit` with its defaults, beside Pyro's guides with Adam and beside batch and match (Cai and others, 2024),
@@ -123,7 +123,10 @@ def _chosen(table: Table, name: str, method: str) -> list[Record]:
 
 
 def _ratios(table: Table, chosen: dict[str, list[Record]], method: str) -> list[str]:
-    """Geometric means over the posteriors that ours reaches; what a baseline never reached counts with all it spent."""
+    """Geometric means over the posteriors that ours reaches; what a baseline never reached counts with all it spent.
+
+    Pathfinder ends by itself, with or without success: there only the posteriors count that it reached.
+    """
     if method == MAIN:
         return ["1", "1"]
     cells = []
@@ -134,6 +137,8 @@ def _ratios(table: Table, chosen: dict[str, list[Record]], method: str) -> list[
             if ours is None:
                 continue
             theirs = median(records, part)
+            if theirs is None and method == PATHFINDER:
+                continue
             if theirs is None:
                 bound = "at least "
                 theirs = max(records[0][spent], 1e-9)
@@ -193,9 +198,10 @@ def beyond(table: Table, names: list[str]) -> str:
 def variants(table: Table, names: list[str]) -> str:
     """Momentum and rates: the target, and the end."""
     rows = []
-    methods = sorted({method for _, method in table if method.startswith(MAIN)}, key=lambda name: (len(name), name))
+    methods = sorted({method for name, method in table if method.startswith(MAIN) and name in names})
+    common = [name for name in names if all((name, method) in table for method in methods)]
     for method in methods:
-        records = [record for name in names for record in table.get((name, method), []) if record["seed"] == 0]
+        records = [record for name in common for record in table[name, method] if record["seed"] == 0]
         reached = [record["evaluations_to_target"] for record in records if record["evaluations_to_target"] is not None]
         ends = [record["evaluations"] for record in records if record["evaluations"]]
         if not reached:
@@ -238,7 +244,9 @@ Evaluations to within 0.2, or in brackets the error at the end. Half d is develo
 """
 RATES = """## Rates and momentum
 
-Geometric means of evaluations, seed 0.
+Geometric means of evaluations, seed 0, over the posteriors of the development half on which all of these ran. Momentum
+averages gradients, so that the rate keeps its meaning; a rate of 2 is a Newton step. By default the rate is 1, or less
+where the draws are few, and there is no momentum.
 """
 LOCAL = """## Hierarchical models without reference draws
 
