@@ -15,7 +15,7 @@ from ..groups import Affine, Element, Group, LowRank, LowRankAffine
 from ..groups.low_rank import Energy
 from ..linalg import widen
 from .divergence import Normals, Square, kl_divergence
-from .init import Init, as_batch_shape, as_group, as_values, initial_element
+from .init import Init, as_batch_shape, as_group, as_values, initial_element, natural_dtype
 from .point import AtOrigin, Point
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -64,7 +64,8 @@ class Gaussian(Point):
         else:
             raise ValueError(f"structure cannot be {linear}: the affine group of a Gaussian needs a matrix algebra")
         if dtype is None and init is None and loc is not None:
-            dtype = as_values("loc", loc).dtype
+            as_values("loc", loc)
+            dtype = natural_dtype(loc)
         batch_shape = as_batch_shape(batch_shape)
         chart = Chart(affine, "outer" if upper else "inverse", order)
         factor = initial_element(
