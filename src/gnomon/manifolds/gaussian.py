@@ -81,6 +81,27 @@ class Gaussian(Point):
         super().__init__(chart, affine.join(factor, mean))
         self.form = form
 
+    def assign_(self, covariance: Init = None, *, loc: Tensor | None = None, project: bool = False) -> Gaussian:
+        """Move to a given covariance, as ``init`` takes it, or mean, or both; returns the Gaussian itself.
+
+        What is not given stays. A covariance that is not on the submanifold is an error, unless ``project`` is set.
+        The state of an optimizer is kept, and belongs to where the Gaussian was.
+        """
+        _, factor, _ = self._parts()
+        if covariance is not None:
+            factor = initial_element(
+                self.structure,
+                self.chart.form,
+                covariance,
+                batch_shape=self.batch_shape,
+                dtype=self.dtype,
+                device=self.device,
+                project=project,
+            )
+        mean = self.loc if loc is None else _initial_mean(loc, (*self.batch_shape, self.d), factor[0])
+        self._become(self.affine.join(tuple(block.detach() for block in factor), mean.detach()))
+        return self
+
     @property
     def affine(self) -> Affine | LowRankAffine:
         """The group of the factor and the mean together."""
