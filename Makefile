@@ -57,6 +57,7 @@ bench: $(READY) ## beside other libraries, written to benchmarks/RESULTS.md; mor
 	$(BIN)/python benchmarks/spd.py --write
 	$(BIN)/python benchmarks/solve.py --write
 	$(BIN)/python benchmarks/mixture.py --write
+	$(BIN)/python benchmarks/covariance.py --write
 	$(BIN)/python benchmarks/steps.py --write
 
 docs: $(READY) ## build the documentation into site/
