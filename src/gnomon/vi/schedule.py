@@ -53,7 +53,8 @@ class Schedule:
     optimum: a rate of 2 is a Newton step for mean and factor. Two independent halves of the draws give an estimate of
     it without bias, and the difference of the halves gives the noise. Where the gap is no more than what the noise at
     this rate leaves, ``rate / 2 * noise``, the rate decays as ``1 / t``: the iterate is then a running average. A gap
-    that is larger again, as in a direction in which the bound is flat, ends the decay. Where the bound has fallen beyond doubt, the steps go back to the best window and go on with a smaller rate.
+    that is larger again, as in a direction in which the bound is flat, ends the decay. Where the bound has fallen
+    beyond doubt, the steps go back to the best window and go on with a smaller rate.
     """
 
     def __init__(self, rate: float, tolerance: float) -> None:
