@@ -35,7 +35,7 @@ $(VISION_READY): pyproject.toml constraints.txt
 
 setup: $(READY) ## create .venv with all that the other targets need
 
-demo: $(READY) ## see it at work: two tables, and a report for your browser; about a minute
+demo: $(READY) ## see it at work: three tables, and a report for your browser; about a minute
 	$(BIN)/gnomon demo
 
 lint: $(READY) ## ruff, mypy and the import contract
