@@ -59,6 +59,7 @@ bench: $(READY) ## beside other libraries, written to benchmarks/RESULTS.md; mor
 	$(BIN)/python benchmarks/mixture.py --write
 	$(BIN)/python benchmarks/covariance.py --write
 	$(BIN)/python benchmarks/steps.py --write
+	$(BIN)/python benchmarks/vi.py --write
 
 docs: $(READY) ## build the documentation into site/
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'

@@ -4,6 +4,7 @@
 
 Each run is a line of benchmarks/vi.jsonl; runs that are there are not repeated. ``--write`` puts tables into
 benchmarks/RESULTS.md and writes docs/results/vi.md. Data is read from the folder posteriordb in GNOMON_DATA.
+The methods of BlackJAX run where the package blackjax is installed; no extra installs it.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterator
 from functools import partial
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +42,10 @@ OURS: dict[str, dict[str, Any]] = {
 }
 MATCHING = ("batch and match", "batch and match, from the mode")
 BEST = "best Gaussian"
-METHODS = (*OURS, BEST, *MATCHING, *methods.GUIDES)
+STEPS = "gnomon.vi, a step"
+PATHFINDER, BLACKJAX = "Pathfinder (BlackJAX)", "full rank (BlackJAX)"
+WITH_BLACKJAX = (PATHFINDER, BLACKJAX) if find_spec("blackjax") else ()
+METHODS = (*OURS, STEPS, BEST, *MATCHING, *methods.GUIDES, *WITH_BLACKJAX)
 RUNS = Path(__file__).parent / "vi.jsonl"
 Run = tuple[methods.Record, Callable[[Posterior], methods.Record]]
 """What identifies a run, and the run."""
@@ -59,8 +64,13 @@ HIERARCHICAL = (
 """Posteriors without reference draws, for which a method is judged by its bound."""
 
 
+LARGEST = "generated-poisson-100000"
+
+
 def applies(method: str, name: str) -> bool:
-    """Large matrices are not for methods that decompose them, and the best Gaussian needs a reference."""
+    """Tell whether a method runs on a posterior: without a reference, the default fit and Pyro's guides do."""
+    if name == LARGEST or method == STEPS:
+        return name == LARGEST and method == STEPS
     return name not in HIERARCHICAL or method in ("gnomon.vi", *methods.GUIDES)
 
 
@@ -76,6 +86,19 @@ def runs(method: str) -> Iterator[Run]:
     elif method in OURS:
         for seed in range(5 if method == "gnomon.vi" else 1):
             yield {"method": method, "seed": seed}, partial(ours.gnomon_fit, seed=seed, **OURS[method])
+    elif method == PATHFINDER:
+        import vi_blackjax
+
+        yield {"method": method, "seed": 0}, partial(vi_blackjax.path, seed=0)
+    elif method == BLACKJAX:
+        import vi_blackjax
+
+        for rate in methods.RATES:
+            yield {"method": method, "rate": rate, "seed": 0}, partial(vi_blackjax.full_rank, rate=rate, seed=0)
+    elif method == STEPS:
+        for structure in ("arrow", "low_rank"):
+            label = {"method": method, "variant": structure, "seed": 0}
+            yield label, partial(ours.step_time, structure=structure)
     elif method == BEST:
         yield {"method": method, "seed": 0}, ours.best_gaussian
     else:
@@ -117,7 +140,7 @@ def main() -> None:
         kept = [json.dumps(record) for record in finished() if record["method"] not in arguments.methods]
         RUNS.write_text("".join(f"{line}\n" for line in kept))
     names = posteriors.with_reference()
-    run(arguments.posteriors or [*names, *HIERARCHICAL], arguments.methods)
+    run(arguments.posteriors or [*names, *HIERARCHICAL, LARGEST], arguments.methods)
     if arguments.write:
         dims = {name: posteriors.load(name).dim for name in (*names, *HIERARCHICAL)}
         vi_page.write(finished(), names, list(HIERARCHICAL), dims)

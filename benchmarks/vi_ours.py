@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from torch.distributions import MultivariateNormal
 from vi_methods import FINAL_DRAWS, Approximation, Hits, Record, error_of, laplace, quality, sampled
 
-from gnomon import vi
+from gnomon import groups, vi
 from gnomon.problems.posteriors import Posterior
 
 STEPS = (1, 4, 16, 64, 256)
@@ -75,6 +76,19 @@ def _shortest(posterior: Posterior, fit: vi.Fit, seconds: float, seed: int, sett
     for _ in range(2):  # the end of the fit needs no second check
         hits.add(error, fit.counts.gradient_evaluations, seconds)
     return hits
+
+
+def step_time(posterior: Posterior, structure: str) -> Record:
+    """CPU milliseconds of a step, from the difference of a long and a short fit that start at zero."""
+    group = partial(groups.Arrow, rank=posterior.globals) if structure == "arrow" else structure
+    seconds = {}
+    for steps in (5, 25):
+        fit, seconds[steps] = timed_fit(
+            posterior, 0, structure=group, start="zero", max_steps=steps, evaluation_draws=2
+        )
+    counts = fit.history.gradient_evaluations
+    milliseconds = 1000 * (seconds[25] - seconds[5]) / 20
+    return {"error": None, "milliseconds": milliseconds, "draws": counts[-1] - counts[-2], "structure": structure}
 
 
 # ---------------------------------------------------------------------- the best Gaussian
