@@ -164,7 +164,7 @@ def test_the_reference_shows_no_raw_role_and_every_public_name(site):
     text = (site / "reference.html").read_text()
     assert not re.search(r":(?:class|func|meth|attr|mod|data|exc|obj):", text)
     entries = set(re.findall(r'id="(gnomon[^"]*)"', text))
-    packages = ("", ".optim", ".groups", ".riemannian", ".baselines", ".covariance", ".problems", ".testing")
+    packages = ("", ".optim", ".groups", ".riemannian", ".baselines", ".covariance", ".problems", ".testing", ".vi")
     for package in ("gnomon" + name for name in packages):
         module = import_module(package)
         for name in module.__all__:
