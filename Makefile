@@ -62,8 +62,7 @@ bench: $(READY) ## beside other libraries, written to benchmarks/RESULTS.md; mor
 	$(BIN)/python benchmarks/vi.py --write
 
 docs: $(READY) ## build the documentation into site/
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove the environments and everything built
 	rm -rf $(VENV) $(VISION) site dist demo bench build
