@@ -35,7 +35,7 @@ $(VISION_READY): pyproject.toml constraints.txt
 
 setup: $(READY) ## create .venv with all that the other targets need
 
-demo: $(READY) ## see it at work: two tables, and a report for your browser; about a minute
+demo: $(READY) ## see it at work: three tables, and a report for your browser; about a minute
 	$(BIN)/gnomon demo
 
 lint: $(READY) ## ruff, mypy and the import contract
@@ -57,12 +57,12 @@ bench: $(READY) ## beside other libraries, written to benchmarks/RESULTS.md; mor
 	$(BIN)/python benchmarks/spd.py --write
 	$(BIN)/python benchmarks/solve.py --write
 	$(BIN)/python benchmarks/mixture.py --write
+	$(BIN)/python benchmarks/covariance.py --write
 	$(BIN)/python benchmarks/steps.py --write
 	$(BIN)/python benchmarks/vi.py --write
 
 docs: $(READY) ## build the documentation into site/
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove the environments and everything built
 	rm -rf $(VENV) $(VISION) site dist demo bench build

@@ -65,7 +65,9 @@ def gnomon_fit(posterior: Posterior, seed: int, **settings: Any) -> Record:
 def _shortest(posterior: Posterior, fit: vi.Fit, seconds: float, seed: int, settings: dict[str, Any]) -> Hits:
     hits = Hits()
     for steps in (steps for steps in STEPS if steps < len(fit.history)):
-        short, spent = timed_fit(posterior, seed, **settings, max_steps=steps, evaluation_draws=2)
+        # Without the searches for other modes, which follow a fit.
+        options = {**settings, "max_steps": steps, "evaluation_draws": 2, "searches": 0}
+        short, spent = timed_fit(posterior, seed, **options)
         error = error_of(posterior, short.unconstrained_draws(FINAL_DRAWS))
         hits.add(error, short.counts.gradient_evaluations, spent)
         if hits.found:

@@ -44,10 +44,10 @@ def main() -> None:
     left.set(xscale="log", xlabel="numbers in the covariance", ylabel="log-likelihood of a new row")
     left.legend(frameon=False, fontsize=8)
     ranked = max(FAMILIES["low rank + diagonal"][: 2 if arguments.quick else None], key=lambda n: fits[n].score(unseen))
-    full, thin = fits["dense"], fits[ranked]
+    full, thin, plain = fits["dense"], fits[ranked], fits["diagonal"]
     print(
         f"score {thin.score(unseen):.2f} of {ranked} with {thin.structure_.dim} numbers, "
-        f"{full.score(unseen):.2f} of dense with {full.structure_.dim}, {fits['diagonal'].score(unseen):.2f} of diagonal"
+        f"{full.score(unseen):.2f} of dense with {full.structure_.dim}, {plain.score(unseen):.2f} of diagonal"
     )
     right.imshow(thin.covariance_, cmap="RdBu", vmin=-1, vmax=1)
     right.set(title=f"correlations of pixels, {ranked}", xticks=[], yticks=[])

@@ -1,4 +1,4 @@
-"""Formulas of the documentation, ``$...$`` and ``$$...$$``, as MathML, which browsers draw without a script or a font."""
+"""Formulas of the documentation, ``$...$`` and ``$$...$$``, as MathML, which browsers draw without a script."""
 
 import html
 import re

@@ -16,6 +16,9 @@ LITERAL_BLOCK = re.compile(r"::$", re.MULTILINE)
 RULE = r"^(?:=+ +)+=+$"
 TABLE = re.compile(rf"{RULE}\n(.+)\n{RULE}\n((?:.+\n)+?){RULE}", re.MULTILINE)
 
+SHARED = re.compile(r"^( +)((?:\w+, )+\w+): (.*(?:\n\1 +.*)*)", re.MULTILINE)
+"""Parameters that are described together: ``cv, random_state: as in ...``."""
+
 
 def candidates(owner: griffe.Object, name: str) -> list[str]:
     """Where a name in the docstring of an object may be found: in the object, in what surrounds it, in the package."""
@@ -62,9 +65,16 @@ def table(match: re.Match[str]) -> str:
     return "\n".join([lines[0], "|" + "---|" * len(starts), *lines[1:]])
 
 
+def one_by_one(shared: re.Match[str]) -> str:
+    """An entry for each of the parameters that are described together."""
+    indent, names, text = shared.groups()
+    return "\n".join(f"{indent}{name}: {text}" for name in names.split(", "))
+
+
 def markdown(owner: griffe.Object, text: str) -> str:
     """The docstring of an object as Markdown."""
     text = TABLE.sub(table, text)
+    text = SHARED.sub(one_by_one, text)
     text = LITERAL_BLOCK.sub(":", text)
     return ROLE.sub(lambda role: link(owner, role[1]), text)
 

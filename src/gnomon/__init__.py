@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from . import groups, optim, riemannian
-from .manifolds import SPD, Gaussian, kl_divergence
+from .manifolds import SPD, Gaussian, averaged, kl_divergence
 from .optim import moving_frame
 
 __version__ = "0.1.0"
@@ -18,6 +18,7 @@ __all__ = [
     "SPD",
     "Gaussian",
     "__version__",
+    "averaged",
     "baselines",
     "groups",
     "kl_divergence",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
 import torch
@@ -43,11 +42,11 @@ class Chart:
             raise ValueError(f"factor must be one of {', '.join(map(repr, FORMS))}, got {self.form!r}")
         check_order(self.order)
 
-    @cached_property
+    @property
     def _left(self) -> bool:
         return self.form == "inner"
 
-    @cached_property
+    @property
     def _sign(self) -> int:
         return -1 if self.form == "inverse" else 1
 

@@ -74,6 +74,8 @@ def is_differentiated(*tensors: Tensor) -> bool:
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:
     """A context without autocast on the device of ``like``."""
     kind = like.device.type
+    if kind == "meta":  # which knows no autocast
+        return NO_AUTOCAST
     return torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else NO_AUTOCAST
 
 

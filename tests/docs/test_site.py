@@ -26,6 +26,10 @@ pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: pip install 'gnomon[docs]'"),
 ]
 
+needs_browser = pytest.mark.skipif(
+    CHROMIUM is None, reason="looking at the site needs Chromium (Debian's package chromium)"
+)
+
 MEASURE = """<body style="margin:0">%s<script>
 const measure = frame => {
   const page = frame.contentDocument, wide = [...page.querySelectorAll(".md-content table:not([class])")];
@@ -38,8 +42,25 @@ const measure = frame => {
     highlighted: page.querySelectorAll(".highlight span.kn").length,
     requests: frame.contentWindow.performance.getEntriesByType("resource").map(r => r.name)};
 };
-onload = () => { document.body.dataset.measures = JSON.stringify([...document.querySelectorAll("iframe")].map(measure)); };
+onload = () => {
+  const frames = [...document.querySelectorAll("iframe[data-name]")];
+  document.body.dataset.measures = JSON.stringify(frames.map(measure));
+};
 </script>"""
+SEARCH = """<iframe id="search" src="index.html"></iframe><img src="/found"><script>
+const frame = document.getElementById("search");
+frame.onload = () => {
+  const page = frame.contentDocument, input = page.querySelector(".md-search__input");
+  input.focus();
+  input.value = "heisenberg";
+  input.dispatchEvent(new Event("keyup", {bubbles: true}));
+  setInterval(() => {
+    const names = [...page.querySelectorAll(".md-search-result__item a")].map(a => a.pathname);
+    if (names.length) { document.body.dataset.found = names.join(" "); fetch("/tell"); }
+  }, 100);
+};
+</script>"""
+"""Types a word into the search box of the first page. The picture holds the page open until something is found."""
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +68,7 @@ def site(tmp_path_factory):
     """The folder of the site, built as ``make docs`` does."""
     folder = tmp_path_factory.mktemp("site")
     built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder],
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         capture_output=True,
@@ -58,45 +79,59 @@ def site(tmp_path_factory):
     return folder
 
 
+class Handler(http.server.SimpleHTTPRequestHandler):
+    """Files, and ``/found``, which answers when somebody has asked for ``/tell``."""
+
+    told = threading.Event()
+
+    def do_GET(self):
+        if self.path not in ("/found", "/tell"):
+            return super().do_GET()
+        self.told.set() if self.path == "/tell" else self.told.wait(30)
+        return self.send_error(404)
+
+    def log_message(self, *_):
+        """Say nothing."""
+
+
 @pytest.fixture(scope="module")
 def address(site):
     """Where a server of this machine has the site."""
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=site)
-    handler.log_message = lambda *_: None
+    handler = functools.partial(Handler, directory=site)
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
+def browse(address, profile):
+    """The page at an address as a browser has it in the end; no machine but this one has a name there."""
+    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
+    options += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--timeout=90000"]
+    return subprocess.run([CHROMIUM, *options, "--dump-dom", address], capture_output=True, text=True, timeout=150)
+
+
 @pytest.fixture(scope="module")
 def measures(site, address, tmp_path_factory):
-    """What a browser shows of each page at each width, by (page, width); nothing but this machine has a name for it.
+    """What a browser shows of each page at each width, by (page, width).
 
     The pages are in frames as wide as the device: a headless window is never narrower than 500 pixels.
     """
-    if CHROMIUM is None:
-        pytest.skip("looking at the site needs Chromium (Debian's package chromium)")
     frames = "".join(
         f'<iframe src="{page}" data-name="{page}" style="border:0;height:900px;width:{width}px"></iframe>'
         for page in pages(site)
         for width in WIDTHS
     )
     (site / "measure.html").write_text(MEASURE % frames)
-    profile = tmp_path_factory.mktemp("profile")
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
-    options += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--timeout=60000"]
-    command = [CHROMIUM, *options, "--dump-dom", f"{address}/measure.html"]
-    dump = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    dump = browse(f"{address}/measure.html", tmp_path_factory.mktemp("profile"))
     found = re.search(r'data-measures="([^"]*)"', dump.stdout)
     assert found, dump.stderr
     return {(each["name"], each["width"]): each for each in json.loads(html.unescape(found[1]))}
 
 
 def pages(site):
-    return sorted(
-        str(page.relative_to(site)) for page in site.rglob("*.html") if page.name not in ("404.html", "measure.html")
-    )
+    ours = {site / name for name in ("404.html", "measure.html", "search.html")}
+    return sorted(str(page.relative_to(site)) for page in {*site.rglob("*.html")} - ours)
 
 
 def test_pages_name_no_asset_of_another_machine(site):
@@ -108,7 +143,16 @@ def test_pages_name_no_asset_of_another_machine(site):
         assert not [asset for asset in assets if re.match(r"(?:https?:)?//", asset)], name
 
 
-def test_search_finds_every_page(site):
+@needs_browser
+def test_search_works(site, address, tmp_path):
+    (site / "search.html").write_text(SEARCH)
+    dump = browse(f"{address}/search.html", tmp_path)
+    found = re.search(r'data-found="([^"]*)"', dump.stdout)
+    assert found, dump.stderr
+    assert "/which-structure.html" in found[1].split()
+
+
+def test_search_knows_every_page(site):
     index = json.loads((site / "search" / "search_index.json").read_text())
     assert {entry["location"].partition("#")[0] for entry in index["docs"]} >= {*pages(site)}
 
@@ -120,7 +164,7 @@ def test_the_reference_shows_no_raw_role_and_every_public_name(site):
     text = (site / "reference.html").read_text()
     assert not re.search(r":(?:class|func|meth|attr|mod|data|exc|obj):", text)
     entries = set(re.findall(r'id="(gnomon[^"]*)"', text))
-    packages = ("", ".optim", ".groups", ".riemannian", ".baselines", ".covariance", ".problems", ".testing")
+    packages = ("", ".optim", ".groups", ".riemannian", ".baselines", ".covariance", ".problems", ".testing", ".vi")
     for package in ("gnomon" + name for name in packages):
         module = import_module(package)
         for name in module.__all__:
@@ -130,17 +174,20 @@ def test_the_reference_shows_no_raw_role_and_every_public_name(site):
                 assert places & entries, f"docs/reference.md has no entry for {package}.{name}"
 
 
+@needs_browser
 def test_no_page_asks_another_machine_for_anything(measures, address):
     for measure in measures.values():
         assert not [name for name in measure["requests"] if not name.startswith(address)], measure["name"]
 
 
+@needs_browser
 @pytest.mark.parametrize("width", WIDTHS)
 def test_nothing_overflows(measures, width):
     wide = {name: m["page"] for (name, at), m in measures.items() if at == width and m["page"] > width}
     assert not wide, f"pages wider than {width} pixels: {wide}"
 
 
+@needs_browser
 @pytest.mark.parametrize("width", WIDTHS)
 def test_formulas_tables_figures_and_code_are_there(measures, width):
     assert measures["geometry.html", width]["formulas"] >= 10

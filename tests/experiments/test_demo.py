@@ -13,13 +13,14 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+import torch
 from PIL import Image, ImageColor
 from rich.console import Console
 from typer.testing import CliRunner
 
 import gnomon
 from gnomon.cli import main
-from gnomon.experiments.demo import network
+from gnomon.experiments.demo import network, posterior
 from gnomon.experiments.demo import report as demo_report
 from gnomon.experiments.demo import run as demonstration
 
@@ -54,9 +55,9 @@ def made(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_the_demo_prints_two_tables_and_where_its_report_is(made):
+def test_the_demo_prints_three_tables_and_where_its_report_is(made):
     report, text = made
-    for name in ("SGD", "AdamW", "KFAC", "INGD", "full", "Heisenberg"):
+    for name in ("SGD", "AdamW", "KFAC", "INGD", "full", "Heisenberg", "exact", "arrow", "mean field"):
         assert f"\n {name} " in text
     assert "…" not in text  # nothing was cut to fit
     assert all(len(line) <= 80 or str(report) in line for line in text.splitlines())
@@ -66,7 +67,7 @@ def test_the_demo_prints_two_tables_and_where_its_report_is(made):
 @pytest.mark.slow
 def test_the_report_is_one_file_that_loads_nothing(made):
     page = made[0].read_text()
-    assert page.count('<svg class="chart"') == 4
+    assert page.count('<svg class="chart"') == 6
     assert not re.search(r"<(script|link|iframe|img|object)", page)
     assert not re.search(r"""(src|href)=["'](?!#)|@import|url\((?!#)""", page)
     names = re.findall(r' id="([^"]*)"', page)
@@ -82,6 +83,29 @@ def test_momentum_saves_iterations_and_structure_unknowns():
     assert structured_fast < structured_plain
     assert max(fast, structured_fast) < 100
     assert curves[2].notes["dimension"] < curves[0].notes["dimension"] / 2
+
+
+def test_the_exact_posterior_is_that_of_independent_draws():
+    """Importance sampling from the prior of mean and spread; the effects are normal given these."""
+    exact = posterior.exact_posterior()
+    torch.manual_seed(0)
+    mean, log_spread = (prior.sample((400_000,)) for prior in (posterior.PRIOR_MEAN, posterior.PRIOR_LOG_SPREAD))
+    y, errors = torch.tensor(posterior.EFFECTS), torch.tensor(posterior.ERRORS)
+    total = ((2 * log_spread).exp().unsqueeze(-1) + errors.square()).sqrt()
+    weights = torch.distributions.Normal(mean.unsqueeze(-1), total).log_prob(y).sum(-1).softmax(0)
+    assert float(weights @ mean) == pytest.approx(exact.means[0], abs=0.1)
+    assert float(weights @ log_spread) == pytest.approx(exact.means[1], abs=0.02)
+    assert float(weights @ (mean - exact.means[0]).square()) ** 0.5 == pytest.approx(exact.sds[0], rel=0.02)
+    for marginal in exact.marginals.values():
+        area = torch.trapezoid(torch.tensor(marginal.density), torch.tensor(marginal.x))
+        assert float(area) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_the_arrow_is_nearer_to_the_posterior_than_the_mean_field():
+    exact, arrow, mean_field = posterior.fit_posteriors(0, lambda what: None)
+    assert arrow.elbo > mean_field.elbo
+    assert arrow.error(exact) < 0.2
 
 
 @pytest.mark.slow
@@ -114,14 +138,18 @@ def test_a_browser_shows_the_figures(made, tmp_path, width):
     found = re.search(r'data-measures="([^"]*)"', dump.stdout)
     assert found, dump.stderr
     measures = json.loads(html.unescape(found[1]))
-    assert len(measures["charts"]) == 4
+    assert len(measures["charts"]) == 6
     for chart_width, chart_height in measures["charts"]:
         assert 0.4 * width < chart_width <= width
         assert 0.5 * chart_width < chart_height < chart_width
     assert measures["page"] <= width  # nothing to scroll sideways
     browse(*options, f"--screenshot={picture}", frame.as_uri())
     counts = {color: count for count, color in Image.open(picture).convert("RGB").getcolors(1 << 24)}
-    for color in (*demo_report.COLORS.values(), *demo_report.STRUCTURE_COLORS.values()):
+    for color in (
+        *demo_report.COLORS.values(),
+        *demo_report.STRUCTURE_COLORS.values(),
+        *demo_report.POSTERIOR_COLORS.values(),
+    ):
         assert counts.get(ImageColor.getrgb(color), 0) > 50, f"{color} is not to be seen"
 
 

@@ -151,3 +151,20 @@ def _has_compiler():
     import shutil
 
     return any(shutil.which(name) for name in ("g++", "clang++", "c++"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", [g.Dense(3), g.Triangular(3), g.Toeplitz(3), g.Arrow(3), g.LowRank(3, 1)], ids=repr)
+def test_a_fresh_point_compiles_to_one_graph(group):
+    torch._dynamo.reset()
+    point, q = gnomon.SPD(group, dtype=torch.float64), gnomon.Gaussian(group, form="precision", dtype=torch.float64)
+    x = torch.randn(4, 3, dtype=torch.float64)
+
+    def loss():
+        return point.quad(x).sum() + point.inv_quad(x).sum() - point.logdet() - q.log_prob(x).sum()
+
+    torch.compile(loss, fullgraph=True, backend="aot_eager")().backward()
+    found = point.eta.grad.clone(), q.eta.grad.clone()
+    point.zero_grad(), q.zero_grad()
+    loss().backward()
+    torch.testing.assert_close(found, (point.eta.grad, q.eta.grad))

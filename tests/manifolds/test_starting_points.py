@@ -141,3 +141,23 @@ BAD = torch.tensor([[1.0, 2.0], [2.0, 1.0]])
 def test_bad_input(build, message):
     with pytest.raises((ValueError, TypeError), match=message):
         build()
+
+
+def test_numbers_keep_all_their_digits():
+    for given in (0.1, [0.1, 0.1], (0.1, 0.1)):
+        point = gnomon.SPD(g.Diagonal(2), init=given, dtype=torch.float64)
+        torch.testing.assert_close(
+            point.matrix().diagonal(), torch.tensor([0.1, 0.1], dtype=torch.float64), rtol=1e-15, atol=0
+        )
+        assert gnomon.SPD(g.Diagonal(2), init=given).dtype == torch.get_default_dtype()
+    assert gnomon.Gaussian(2, loc=[0.1, 0.7], dtype=torch.float64).loc.tolist() == [0.1, 0.7]
+    assert gnomon.Gaussian(2, loc=[0.1, 0.7]).dtype == torch.get_default_dtype()
+    assert gnomon.Gaussian(2, loc=torch.zeros(2).double()).dtype == torch.float64
+
+
+def test_points_on_the_meta_device_answer():
+    for group in (g.Dense(3), g.Arrow(3), g.LowRank(3, 1)):
+        point = gnomon.SPD(group, device="meta")
+        assert point.matrix().shape == (3, 3)
+        assert point.logdet().is_meta
+        assert gnomon.Gaussian(group, device="meta").log_prob(torch.zeros(5, 3, device="meta")).shape == (5,)

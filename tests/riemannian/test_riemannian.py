@@ -1,5 +1,7 @@
 """The exact maps against their axioms, automatic differentiation and geoopt."""
 
+import math
+
 import pytest
 import torch
 
@@ -140,3 +142,33 @@ def test_bad_input():
         r.mean(spd())
     with pytest.raises(ValueError, match="weights must be 3 non-negative numbers"):
         r.mean(spd(3), torch.tensor([1.0, -1.0, 1.0]))
+
+
+def _graded(k, condition, seed):
+    q, _ = torch.linalg.qr(torch.randn(k, k, dtype=torch.float64, generator=torch.Generator().manual_seed(seed)))
+    values = torch.logspace(0, -math.log10(condition), k, dtype=torch.float64)
+    matrix = (q * values) @ q.mT
+    return (matrix + matrix.mT) / 2
+
+
+def _exact_distance(a, b):
+    mpmath = pytest.importorskip("mpmath")
+    with mpmath.workdps(60):
+        inverse = mpmath.cholesky(mpmath.matrix(a.tolist())) ** -1
+        values = mpmath.eigsy(inverse * mpmath.matrix(b.tolist()) * inverse.T, eigvals_only=True)
+        return float(mpmath.sqrt(sum(mpmath.log(x) ** 2 for x in values)))
+
+
+@pytest.mark.parametrize(("condition", "tolerance"), [(1e8, 1e-9), (1e12, 1e-6)])
+@pytest.mark.parametrize("seed", range(3))
+def test_maps_at_large_condition_numbers(condition, tolerance, seed):
+    """Against 60 digits. Rounding of a^-1 b alone would hide its small eigenvalues, and make some of them negative."""
+    a, b = _graded(6, condition, seed), _graded(6, condition, seed + 10)
+    wanted = _exact_distance(a, b)
+    assert r.distance(a, b).item() == pytest.approx(wanted, rel=tolerance)
+    assert r.distance(a, r.geodesic(a, b, 0.5)).item() == pytest.approx(wanted / 2, rel=tolerance)
+    assert r.norm(a, r.log(a, b)).item() == pytest.approx(wanted, rel=1e3 * tolerance)
+    assert bool(r.transport(a, b, a).isfinite().all())
+    x = a.clone().requires_grad_()
+    (r.distance(x, b) + r.log(x, b).sum()).backward()
+    assert bool(x.grad.isfinite().all())

@@ -77,7 +77,7 @@ class Normals(NamedTuple):
     logdet: Tensor
 
 
-def _trace_of_ratio(p: Square, q: Square) -> Tensor:
+def trace_of_ratio(p: Square, q: Square) -> Tensor:
     """``tr(S_q^-1 S_p)``.
 
     Where both factors are in one group it is ``||A_q^-1 A_p||_F^2``, or ``||A_p^-1 A_q||_F^2`` if they are those of the
@@ -136,6 +136,6 @@ def kl_divergence(p: Gaussian | Distribution, q: Gaussian | Distribution) -> Ten
     d, other = first.covariance.group.k, second.covariance.group.k
     if d != other:
         raise ValueError(f"p has dimension {d} and q has dimension {other}; they must be the same")
-    trace = _trace_of_ratio(first.covariance, second.covariance)
+    trace = trace_of_ratio(first.covariance, second.covariance)
     distance = second.covariance.inverted.quadratic_form(first.mean - second.mean)
     return 0.5 * (trace + distance - d + second.logdet - first.logdet)

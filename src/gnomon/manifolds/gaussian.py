@@ -15,7 +15,7 @@ from ..groups import Affine, Element, Group, LowRank, LowRankAffine, StructureLi
 from ..groups.low_rank import Energy
 from ..linalg import as_tensor, widen
 from .divergence import Normals, Square, kl_divergence
-from .init import Init, as_batch_shape, as_group, as_values, initial_element
+from .init import Init, as_batch_shape, as_group, as_values, initial_element, natural_dtype
 from .point import AtOrigin, Point
 
 _LOG_2PI = math.log(2 * math.pi)
@@ -65,7 +65,8 @@ class Gaussian(Point):
         else:
             raise ValueError(f"structure cannot be {linear}: the affine group of a Gaussian needs a matrix algebra")
         if dtype is None and init is None and loc is not None:
-            dtype = as_values("loc", loc).dtype
+            as_values("loc", loc)
+            dtype = natural_dtype(loc)
         batch_shape = as_batch_shape(batch_shape)
         chart = Chart(affine, "outer" if upper else "inverse", order)
         factor = initial_element(
@@ -80,6 +81,27 @@ class Gaussian(Point):
         mean = _initial_mean(loc, (*batch_shape, linear.k), factor[0])
         super().__init__(chart, affine.join(factor, mean))
         self.form = form
+
+    def assign_(self, covariance: Init = None, *, loc: Tensor | None = None, project: bool = False) -> Gaussian:
+        """Move to a given covariance, as ``init`` takes it, or mean, or both; returns the Gaussian itself.
+
+        What is not given stays. A covariance that is not on the submanifold is an error, unless ``project`` is set.
+        The state of an optimizer is kept, and belongs to where the Gaussian was.
+        """
+        _, factor, _ = self._parts()
+        if covariance is not None:
+            factor = initial_element(
+                self.structure,
+                self.chart.form,
+                covariance,
+                batch_shape=self.batch_shape,
+                dtype=self.dtype,
+                device=self.device,
+                project=project,
+            )
+        mean = self.loc if loc is None else _initial_mean(loc, (*self.batch_shape, self.d), factor[0])
+        self._become(self.affine.join(tuple(block.detach() for block in factor), mean.detach()))
+        return self
 
     @property
     def affine(self) -> Affine | LowRankAffine:

@@ -37,16 +37,24 @@ def as_batch_shape(batch_shape: Sequence[int] | int) -> torch.Size:
 
 
 def as_values(name: str, value: object) -> Tensor:
-    """Numbers of any kind as a tensor, integers in the default precision; never on the meta device."""
+    """Numbers of any kind as a tensor, never on the meta device; those of Python and NumPy keep all their digits."""
     values = as_tensor(name, value).detach()
     if values.is_complex():
         raise TypeError(f"{name} must be real, got {values.dtype}")
-    if isinstance(value, float) or not values.is_floating_point():
-        values = values.to(torch.get_default_dtype())
+    if hasattr(value, "__array__") and not isinstance(value, Tensor):
+        values = values.double()
+    elif not isinstance(value, Tensor):  # torch makes float32 of numbers of Python
+        values = torch.as_tensor(value, dtype=torch.float64, device="cpu")
     finite = values.isfinite()
     if not bool(finite.all()):
         raise ValueError(f"{name} holds {values[~finite].flatten()[0].item()}; give finite values")
     return values
+
+
+def natural_dtype(value: object) -> torch.dtype:
+    """The precision of given values: the default one for those of Python, and for integers."""
+    dtype = as_tensor("init", value).dtype
+    return torch.get_default_dtype() if isinstance(value, float) or not dtype.is_floating_point else dtype
 
 
 def initial_element(
@@ -63,7 +71,7 @@ def initial_element(
     if form == "inner" and isinstance(group, Marginal):
         raise ValueError(f"factor cannot be 'inner' for {group}; use 'outer' or 'inverse'")
     values = as_values("init", 1.0 if init is None else init)
-    dtype = dtype or values.dtype
+    dtype = dtype or natural_dtype(1.0 if init is None else init)
     if not dtype.is_floating_point:
         raise TypeError(f"dtype must be a real floating-point type, got {dtype}")
     if device is None:

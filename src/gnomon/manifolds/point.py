@@ -169,6 +169,12 @@ class Point(nn.Module):
         self._strayed = -1
         return movable
 
+    @torch.no_grad()
+    def _become(self, element: Element) -> None:
+        """Move to an element, whatever the coordinates are."""
+        self.frame.copy_(self.group.pack(element))
+        self.return_to_origin()
+
     def return_to_origin(self) -> None:
         """``eta <- 0`` without moving the frame: the step is given up."""
         self.eta.detach().zero_()

@@ -65,6 +65,24 @@ class SPD(Point):
         )
         super().__init__(chart, element)
 
+    def assign_(self, value: Init, *, project: bool = False) -> SPD:
+        """Move to a given matrix, as ``init`` takes it; returns the point itself.
+
+        A matrix that is not on the submanifold is an error, unless ``project`` is set. The state of an optimizer is
+        kept, and belongs to where the point was.
+        """
+        element = initial_element(
+            self.group,
+            self.chart.form,
+            value,
+            batch_shape=self.batch_shape,
+            dtype=self.dtype,
+            device=self.device,
+            project=project,
+        )
+        self._become(element)
+        return self
+
     @property
     def k(self) -> int:
         """The matrix is k x k."""

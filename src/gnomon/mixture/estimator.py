@@ -25,7 +25,7 @@ from ..linalg import as_tensor
 from ..manifolds import Gaussian
 from .objective import CHUNK, Objective
 from .optimizers import FullBatch, MiniBatches, Optimizer
-from .run import INIT_PARAMS, Run, as_logits, collapses, initial_shares, start
+from .run import INIT_PARAMS, Run, as_logits, collapses, describe_collapses, initial_shares, start
 from .units import Units
 
 Array = NDArray[Any]
@@ -251,7 +251,10 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         self._progress = (run.best, run.idle, run.curve[-1])
         self.collapsed_ = np.array(sorted(run.collapsed), dtype=int)
         if run.collapsed:
-            warnings.warn(self._describe(run.collapsed, units), ConvergenceWarning, stacklevel=3)
+            names = getattr(self, "feature_names_in_", range(self.n_features_in_))
+            warnings.warn(
+                describe_collapses(run, names, units.constant, self.reg_covar), ConvergenceWarning, stacklevel=3
+            )
         if not run.converged:
             gain = "" if len(run.curve) < 3 else f" (the last gain was {run.curve[-3] - run.curve[-2]:.1e})"
             warnings.warn(
@@ -260,23 +263,6 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
                 ConvergenceWarning,
                 stacklevel=3,
             )
-
-    def _describe(self, collapsed: dict[int, int | None], units: Units) -> str:
-        names = getattr(self, "feature_names_in_", range(self.n_features_in_))
-        reasons = []
-        for component, feature in sorted(collapsed.items()):
-            if feature is None:
-                reason = "it has no more than one sample"
-            else:
-                constant = ", which is constant in the data" if units.constant[feature] else ""
-                reason = f"its variance, mostly along feature {names[feature]}{constant}, rests on reg_covar"
-            reasons.append(f"component {component} (weight {self.weights_[component]:.2g}): {reason}")
-        return (
-            f"{len(reasons)} of {self.n_components} components collapsed. {'; '.join(reasons)}. The fit is finite, but "
-            f"its likelihood depends on reg_covar={self.reg_covar}. Use fewer components, a structure with fewer "
-            "parameters or a larger reg_covar, try n_init > 1, or remove duplicate rows, constant features and extreme "
-            "outliers"
-        )
 
     # ------------------------------------------------------------------ the fitted mixture
     @property

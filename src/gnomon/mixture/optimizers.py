@@ -105,6 +105,7 @@ class FullBatch:
         before = self._evaluate() if self._loss is None else self._loss
         if self._warm:
             self._loss = float(self._lbfgs.step(self._closure))
+            self.settled = before - self._loss <= ROUNDING
             return before
         state = [tensor.clone() for tensor in self._state()]
         self._take_step(first=True)

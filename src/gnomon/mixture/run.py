@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -164,3 +165,20 @@ def collapses(run: Run, n: int, floor: float) -> dict[int, int | None]:
         elif variances[component, 0] < 2 * floor:
             found[component] = int(thinnest[component])
     return found
+
+
+def describe_collapses(run: Run, names: Sequence[Any] | Array, constant: Array, floor: float) -> str:
+    """Which components have collapsed, and why, and what to do."""
+    reasons = []
+    for component, feature in sorted(run.collapsed.items()):
+        if feature is None:
+            reason = "it has no more than one sample"
+        else:
+            note = ", which is constant in the data" if constant[feature] else ""
+            reason = f"its variance, mostly along feature {names[feature]}{note}, rests on reg_covar"
+        reasons.append(f"component {component} (weight {run.weights[component]:.2g}): {reason}")
+    return (
+        f"{len(reasons)} of {len(run.weights)} components collapsed. {'; '.join(reasons)}. The fit is finite, but its "
+        f"likelihood depends on reg_covar={floor}. Use fewer components, a structure with fewer parameters or a larger "
+        "reg_covar, try n_init > 1, or remove duplicate rows, constant features and extreme outliers"
+    )

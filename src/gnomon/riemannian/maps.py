@@ -26,15 +26,14 @@ class _SpectralFunction(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, matrix: Tensor, f: Scalar, derivative: Scalar, scale: Scalar) -> Tensor:
-        w, v = torch.linalg.eigh(matrix)
+    def forward(ctx: Any, matrix: Tensor, f: Scalar, derivative: Scalar, scale: Scalar, w: Tensor, v: Tensor) -> Tensor:
         ctx.save_for_backward(w, v)
         ctx.f, ctx.derivative, ctx.scale = f, derivative, scale
         return (v * f(w).unsqueeze(-2)) @ v.mT
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None, None, None]:
         w, v = ctx.saved_tensors
         gap = w.unsqueeze(-1) - w.unsqueeze(-2)
         middle = 0.5 * (w.unsqueeze(-1) + w.unsqueeze(-2))
@@ -42,19 +41,54 @@ class _SpectralFunction(torch.autograd.Function):
         close = gap.abs() <= torch.finfo(w.dtype).eps ** (1 / 3) * ctx.scale(middle)
         quotient = difference / torch.where(close, torch.ones_like(gap), gap)
         divided = torch.where(close, ctx.derivative(middle), quotient)
-        return v @ (divided * (v.mT @ _sym(grad) @ v)) @ v.mT, None, None, None
+        return v @ (divided * (v.mT @ _sym(grad) @ v)) @ v.mT, None, None, None, None, None
 
 
 def _exp(matrix: Tensor) -> Tensor:
-    return _SpectralFunction.apply(matrix, torch.exp, torch.exp, torch.ones_like)
+    spectrum = torch.linalg.eigh(matrix.detach())
+    return _SpectralFunction.apply(matrix, torch.exp, torch.exp, torch.ones_like, *spectrum)
 
 
-def _log(matrix: Tensor) -> Tensor:
-    return _SpectralFunction.apply(matrix, torch.log, torch.reciprocal, torch.abs)
+def _is_narrow(values: Tensor) -> bool:
+    """Whether rounding beside the largest of the ascending eigenvalues leaves enough digits of the smallest."""
+    return bool((values[..., 0] > torch.finfo(values.dtype).eps ** (1 / 3) * values[..., -1]).all())
 
 
-def _sqrt(matrix: Tensor) -> Tensor:
-    return _SpectralFunction.apply(matrix, torch.sqrt, lambda w: 0.5 * w.rsqrt(), torch.abs)
+class _Ratio:
+    """``W = A^-1 B A^-T`` for the Cholesky factor A of one matrix and another matrix ``B = F F^T``.
+
+    Rounding hides the eigenvalues of W that are small beside its largest. Where there are such, those above one and
+    their eigenvectors are taken from the singular values of ``A^-1 F``, and those below one from its inverse
+    ``F^-1 A``, in which they are the large ones.
+    """
+
+    def __init__(self, a: Tensor, matrix: Tensor, f: Tensor) -> None:
+        self.matrix = _whiten(a, matrix)
+        self.values, self.vectors = torch.linalg.eigh(self.matrix.detach())
+        if not _is_narrow(self.values):
+            self.values, self.vectors = self._accurate_spectrum(a.detach(), f.detach())
+
+    @staticmethod
+    def _accurate_spectrum(a: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
+        """Eigenvalues in ascending order, and eigenvectors."""
+        u, s, _ = torch.linalg.svd(torch.linalg.solve_triangular(a, f, upper=False))
+        _, r, v_h = torch.linalg.svd(torch.linalg.solve_triangular(f, a, upper=False))
+        values, vectors = s.flip(-1).square(), u.flip(-1)
+        above = values >= 1
+        return torch.where(above, values, r.square().reciprocal()), torch.where(above.unsqueeze(-2), vectors, v_h.mT)
+
+    def log(self) -> Tensor:
+        return self._function(torch.log, torch.reciprocal)
+
+    def sqrt(self) -> Tensor:
+        return self._function(torch.sqrt, lambda w: 0.5 * w.rsqrt())
+
+    def _function(self, f: Scalar, derivative: Scalar) -> Tensor:
+        return _SpectralFunction.apply(self.matrix, f, derivative, torch.abs, self.values, self.vectors)
+
+
+def _ratio(a: Tensor, name: str, matrix: Tensor) -> _Ratio:
+    return _Ratio(a, matrix, _cholesky(name, matrix))
 
 
 def _cholesky(name: str, tau: Tensor) -> Tensor:
@@ -101,8 +135,7 @@ def log(tau: Tensor, other: Tensor) -> Tensor:
     """The tangent vector at tau that points to ``other``: the inverse of :func:`exp`."""
     _check_sizes(tau=tau, other=other)
     factor = _cholesky("tau", tau)
-    _cholesky("other", other)
-    return _color(factor, _log(_whiten(factor, other)))
+    return _color(factor, _ratio(factor, "other", other).log())
 
 
 def inner(tau: Tensor, u: Tensor, v: Tensor) -> Tensor:
@@ -121,25 +154,29 @@ def norm(tau: Tensor, v: Tensor) -> Tensor:
 def distance(a: Tensor, b: Tensor) -> Tensor:
     """``|| log(eigenvalues of a^-1 b) ||``: the geodesic distance, with zero subgradient at ``a = b``."""
     _check_sizes(a=a, b=b)
-    factor = _cholesky("a", a)
-    _cholesky("b", b)
-    return torch.linalg.vector_norm(torch.linalg.eigvalsh(_whiten(factor, b)).log(), dim=-1)
+    factor, other = _cholesky("a", a), _cholesky("b", b)
+    values = torch.linalg.eigvalsh(_whiten(factor, b))
+    if _is_narrow(values):
+        return torch.linalg.vector_norm(values.log(), dim=-1)
+    # As in _Ratio: those above one, and those below one from the inverse.
+    above = torch.linalg.svdvals(torch.linalg.solve_triangular(factor, other, upper=False))
+    below = torch.linalg.svdvals(torch.linalg.solve_triangular(other, factor, upper=False)).flip(-1)
+    logs = torch.where(above >= 1, above, 1).log() - torch.where(above < 1, below, 1).log()
+    return 2 * torch.linalg.vector_norm(logs, dim=-1)
 
 
 def geodesic(a: Tensor, b: Tensor, t: Tensor | float) -> Tensor:
     """The point at fraction t of the way from a to b; t broadcasts with the batch dimensions."""
     _check_sizes(a=a, b=b)
     factor = _cholesky("a", a)
-    _cholesky("b", b)
     fraction = torch.as_tensor(t, dtype=a.dtype, device=a.device)
-    return _color(factor, _exp(fraction[..., None, None] * _log(_whiten(factor, b))))
+    return _color(factor, _exp(fraction[..., None, None] * _ratio(factor, "b", b).log()))
 
 
 def _transport_factor(start: Tensor, end: Tensor) -> Tensor:
     """``E = (end start^-1)^(1/2)``."""
     factor = _cholesky("start", start)
-    _cholesky("end", end)
-    half = factor @ _sqrt(_whiten(factor, end))
+    half = factor @ _ratio(factor, "end", end).sqrt()
     return torch.linalg.solve_triangular(factor, half, upper=False, left=False)
 
 
@@ -173,7 +210,7 @@ def mean(points: Tensor, weights: Tensor | None = None, *, tol: float | None = N
     if points.ndim < 3 or points.shape[0] == 0:
         raise ValueError(f"points must have shape (n, *batch, k, k) with n > 0, got {tuple(points.shape)}")
     count = points.shape[0]
-    _cholesky("points", points)
+    factors = _cholesky("points", points)
     weights = points.new_ones(count) if weights is None else torch.as_tensor(weights, dtype=points.dtype)
     if weights.shape != (count,) or not bool((weights >= 0).all()) or float(weights.sum()) <= 0:
         raise ValueError(f"weights must be {count} non-negative numbers with a positive sum, got {weights}")
@@ -186,7 +223,7 @@ def mean(points: Tensor, weights: Tensor | None = None, *, tol: float | None = N
     previous = torch.full_like(rate, torch.inf)
     for _ in range(max_iter):
         factor = _cholesky("points", center)
-        step = (shares * _log(_whiten(factor, points))).sum(0)
+        step = (shares * _Ratio(factor, points, factors).log()).sum(0)
         length = torch.linalg.matrix_norm(step)
         grown = length >= previous
         if bool(((length <= tolerance) | (grown & (length <= settled))).all()):

@@ -15,6 +15,8 @@ MEMORY = 3.0
 """In the decaying phase the estimate forgets all but the last ``1 / MEMORY`` of the draws, on a logarithmic scale."""
 RETREAT = 0.3
 """The rate is multiplied by this where the bound has fallen."""
+RESUME = 1.5
+"""The rate is multiplied by this, and decays no more, where the gap is again beyond what the noise leaves."""
 CERTAIN = 3.0
 """How many standard errors a fall of the bound must have."""
 
@@ -50,14 +52,15 @@ class Schedule:
     At the optimum of the family the squared length of the mean gradient, in orthonormal coordinates, is the gap to the
     optimum: a rate of 2 is a Newton step for mean and factor. Two independent halves of the draws give an estimate of
     it without bias, and the difference of the halves gives the noise. Where the gap is no more than what the noise at
-    this rate leaves, ``rate / 2 * noise``, the rate decays as ``1 / t``: the iterate is then a running average.
-    Where the bound has fallen beyond doubt, the steps go back to the best window and go on with a smaller rate.
+    this rate leaves, ``rate / 2 * noise``, the rate decays as ``1 / t``: the iterate is then a running average. A gap
+    that is larger again, as in a direction in which the bound is flat, ends the decay. Where the bound has fallen
+    beyond doubt, the steps go back to the best window and go on with a smaller rate.
     """
 
     def __init__(self, rate: float, tolerance: float) -> None:
         self.tolerance = tolerance
         self.history = History()
-        self._rate = rate
+        self._rate = self._largest = rate
         self._decay_from: int | None = None
         self._best, self._best_error = -math.inf, 0.0
 
@@ -75,12 +78,12 @@ class Schedule:
             return "go"
         elbo, error = mean_and_error(self.history.elbo[-WINDOW:])
         if not elbo >= self._best - CERTAIN * math.hypot(error, self._best_error) - self.tolerance:
-            self._rate, self._decay_from = RETREAT * self.rate, None
+            self._rate = self._largest = RETREAT * self.rate
+            self._decay_from = None
             return "back"
         if self._is_converged():
             return "stop"
-        if self._decay_from is None and self._is_at_noise_floor():
-            self._decay_from = steps
+        self._adapt(steps)
         if elbo > self._best:
             self._best, self._best_error = elbo, error
             return "keep"
@@ -107,10 +110,14 @@ class Schedule:
         noise = torch.tensor(self.history.noise[-self._recent() :]).mean()
         return self.rate / 2 * float(noise) < self.tolerance / 4
 
-    def _is_at_noise_floor(self) -> bool:
+    def _adapt(self, steps: int) -> None:
+        """Begin to decay where the gap is within the noise, and end it where it is not."""
         gap, error = mean_and_error(self.history.gap[-WINDOW:])
-        noise = torch.tensor(self.history.noise[-WINDOW:]).median()
-        return gap - error <= self.rate / 2 * float(noise)
+        floor = self.rate / 2 * float(torch.tensor(self.history.noise[-WINDOW:]).median())
+        if self._decay_from is None and gap - error <= floor:
+            self._decay_from = steps
+        elif self._decay_from is not None and gap - 2 * error > 2 * floor:
+            self._rate, self._decay_from = min(self._largest, RESUME * self.rate), None
 
 
 def mean_and_error(values: list[float] | Tensor) -> tuple[float, float]:

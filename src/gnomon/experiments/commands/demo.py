@@ -14,13 +14,15 @@ def demo(
     output: Annotated[Path, typer.Option(help="Folder for the report.")] = Path("demo"),
     seed: Annotated[int, typer.Option(help="Seed of the matrix, and the first seed of the networks.")] = 0,
 ) -> None:
-    """See what this is about, in about a minute: train a network, and find a matrix.
+    """See what this is about, in about a minute: train a network, find a matrix, approximate a posterior.
 
     Trains one network with SGD, AdamW, KFAC and INGD on handwritten digits that come with scikit-learn.
 
     Finds a positive-definite matrix by descent with momentum, among all of them and on a structured submanifold.
 
-    Prints two tables and writes the curves, with what they show, into OUTPUT/report.html.
+    Finds a Gaussian near the posterior of a hierarchical model, with two structures, beside the exact values.
+
+    Prints three tables and writes the curves, with what they show, into OUTPUT/report.html.
     """
     with one_line_errors(), one_line_endings(output, "Interrupted: no report was written."):
         import torch

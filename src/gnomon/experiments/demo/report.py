@@ -16,18 +16,20 @@ from ..common.trials import SOLVED, Curve
 from ..data import digits
 from ..training.compare import RunGroup
 from ..training.optimizers import TITLES
+from .posterior import Posterior
 from .scale import Cells
 
 COLORS = {"sgd": "#8a94a3", "adamw": "#e08a1e", "kfac": "#a05fd0", "ingd": "#1f82e0"}
 STRUCTURE_COLORS = {"full": "#e08a1e", "Heisenberg": "#1f82e0"}
+POSTERIOR_COLORS = {"exact": "#8a94a3", "arrow": "#1f82e0", "mean field": "#e08a1e"}
 
 FLOOR = 1e-12
 """Smaller shares of the first gap are rounding errors. They are drawn at this value."""
 
 LEAD = (
-    "Two experiments that ran on your machine just now: a neural network trained with four optimizers, and an unknown "
-    "positive-definite matrix found by gradient descent with momentum. Nothing was downloaded for them, and this page "
-    "works offline."
+    "Three experiments that ran on your machine just now: a neural network trained with four optimizers, an unknown "
+    "positive-definite matrix found by gradient descent with momentum, and the posterior of a hierarchical model. "
+    "Nothing was downloaded for them, and this page works offline."
 )
 
 CODE = """# a network: instead of torch.optim.AdamW(model.parameters())
@@ -36,7 +38,11 @@ opt = gnomon.optim.INGD(model, lr=0.01)
 # a matrix: gnomon.SPD(400) is the full manifold
 S = gnomon.SPD(gnomon.groups.Heisenberg(400, head=5, tail=5))
 opt = torch.optim.SGD(S.parameters(), lr=0.1, momentum=0.7)
-opt = gnomon.moving_frame(opt, max_step=1.0)"""
+opt = gnomon.moving_frame(opt, max_step=1.0)
+
+# a posterior: log_density maps (draws, 10) to (draws,)
+fit = gnomon.vi.fit(log_density, dim=10)
+print(fit.summary())"""
 
 NEXT = """# one run, with checkpoints, curves and a log; --help lists models and data
 gnomon train --optimizer ingd --epochs 20
@@ -52,17 +58,18 @@ gnomon tune --optimizer ingd --optimizer adamw --epochs 10 --schedule cosine
 gnomon reproduce all --quick"""
 
 
-def report_page(networks: list[RunGroup], matrices: list[Curve], *tables: Cells) -> str:
+def report_page(networks: list[RunGroup], matrices: list[Curve], posteriors: list[Posterior], *tables: Cells) -> str:
     """Return the page.
 
     Each experiment has a section with its purpose, its curves, its table and an explanation. The last sections show
     code and commands to try next.
     """
-    ours = TITLES["ingd"], "Heisenberg"
-    network_table, matrix_table = (page.table(*table, ours=name) for table, name in zip(tables, ours, strict=True))
+    ours = TITLES["ingd"], "Heisenberg", "arrow"
+    shown = [page.table(*table, ours=name) for table, name in zip(tables, ours, strict=True)]
     sections = [
-        ("One network, four optimizers", _network_section(networks, network_table)),
-        ("One matrix, two structures", _matrix_section(matrices, matrix_table)),
+        ("One network, four optimizers", _network_section(networks, shown[0])),
+        ("One matrix, two structures", _matrix_section(matrices, shown[1])),
+        ("One posterior, two structures", _posterior_section(posteriors, shown[2])),
         ("In your own code", _code(CODE)),
         ("Try next", _code(NEXT)),
     ]
@@ -163,6 +170,39 @@ def _pattern(group: Group) -> str:
     """Return a picture of the entries that a factor of this structure has."""
     ones = tuple(torch.ones(shape) for shape in group.shapes)
     return cells(group.to_dense(ones))
+
+
+# ---------------------------------------------------------------------- the posterior
+def _posterior_section(posteriors: list[Posterior], table: str) -> str:
+    intro = (
+        "Eight schools tried a coaching programme. Each has an estimate of its effect, with a large error. A "
+        "hierarchical model says that the true effects scatter around a mean, by an unknown spread. What is known of "
+        "these ten numbers after all? A Gaussian near the posterior answers, found by natural-gradient steps: once "
+        "with an arrow factor, in which the effects depend on mean and spread, and once with independent unknowns."
+    )
+    seen = (
+        "The model is small enough for the exact answer, in grey, by integration over a grid. The arrow has it nearly "
+        "right. Independent unknowns are too sure of the mean: they do not know that it moves with the effects. The "
+        "bound (ELBO) tells so without the exact answer: higher is better."
+    )
+    small = (
+        "The table has means ± standard deviations; the largest error, over all ten unknowns, of a mean in standard "
+        "deviations or of a logarithm of a standard deviation; and the gradients of the density that were evaluated. "
+        "Nothing was tuned: gnomon.vi.fit has its defaults."
+    )
+    unknowns = list(posteriors[0].marginals)
+    charts = [
+        chart([_density_line(p, unknown) for p in posteriors], unknown.capitalize(), "points in the test", "density")
+        for unknown in unknowns
+    ]
+    names = legend([_density_line(p, unknowns[0]) for p in posteriors])
+    return _section(intro, "", names, (charts[0], charts[1]), table, seen, small)
+
+
+def _density_line(posterior: Posterior, unknown: str) -> Line:
+    marginal = posterior.marginals[unknown]
+    name, width = posterior.name, 3.4 if posterior.name == "exact" else 2.0
+    return Line(name, POSTERIOR_COLORS[name], marginal.x, marginal.density, width=width)
 
 
 # ---------------------------------------------------------------------- pieces of HTML

@@ -1,4 +1,4 @@
-"""The run of the demonstration: both experiments, two tables on the terminal, and the report."""
+"""The run of the demonstration: three experiments, three tables on the terminal, and the report."""
 
 from __future__ import annotations
 
@@ -16,26 +16,29 @@ from ..common.tables import titled_table
 from ..common.trials import SOLVED
 from .matrix import MOMENTA, fit_matrices, matrix_table
 from .network import RATES, network_table, train_networks
+from .posterior import STRUCTURES, fit_posteriors, posterior_table
 from .report import report_page
 from .scale import Scale, Step
 
 
 def demo(output: Path, seed: int = 0, scale: Scale | None = None, console: Console | None = None) -> Path:
-    """Run both experiments, print two tables and write the report. Return the path of the report."""
+    """Run the experiments, print their tables and write the report. Return the path of the report."""
     console, scale = console or Console(), scale or Scale()
     _check_writable(output)
-    with _progress(console, total=len(RATES) * scale.seeds + 2 * len(MOMENTA)) as step:
+    with _progress(console, total=len(RATES) * scale.seeds + 2 * len(MOMENTA) + 1 + len(STRUCTURES)) as step:
         networks = train_networks(scale, seed, step)
         matrices = fit_matrices(scale, seed, step)
-    tables = network_table(networks), matrix_table(matrices)
+        posteriors = fit_posteriors(seed, step)
+    tables = network_table(networks), matrix_table(matrices), posterior_table(posteriors)
     titles = (
         "One network, four optimizers (digits, test error in %)",
         f"One matrix, two structures (until the gap is {SOLVED:g} of the first)",
+        "One posterior, two structures (eight schools)",
     )
     for title, table in zip(titles, tables, strict=True):
         console.print(_terminal_table(title, *table))
     report = output / "report.html"
-    write_atomically(report, report_page(networks, matrices, *tables))
+    write_atomically(report, report_page(networks, matrices, posteriors, *tables))
     console.print(f"Curves, and what they show, for your browser: {report}", soft_wrap=True, highlight=False)
     return report
 

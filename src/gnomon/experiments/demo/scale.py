@@ -14,7 +14,7 @@ Cells = tuple[list[str], list[list[str]]]
 
 @dataclass(frozen=True)
 class Scale:
-    """The sizes of both experiments."""
+    """The sizes of the first two experiments."""
 
     epochs: int = 10
     seeds: int = 5

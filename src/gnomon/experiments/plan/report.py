@@ -69,5 +69,12 @@ def explanation(name: str, found: Sequence[Forecast], rates: Rates, batch: int |
     return (
         f"Computed from shapes, nothing was run: {layers} layers with factors, weights in float32, "
         f"{batch or model.batch} {unit} a rank, an update each {every} steps, DistributedDataParallel, one thing after "
-        f"the other; {rates.note}."
+        f"the other; {rates.note}.{_with_fully_shard(found)}"
     )
+
+
+def _with_fully_shard(found: Sequence[Forecast]) -> str:
+    """Say what a rank receives where parameters are sharded too, if there are forecasts for that."""
+    plans = [forecast.plan for forecast in found if forecast.plan.shard == "full" and forecast.plan.ranks > 1]
+    sizes = ", ".join(f"{scaled(max(plan.received_if_sharded))}B ({plan.ranks} ranks)" for plan in plans)
+    return f" With fully_shard() and shard='full' a rank receives at most this at each step: {sizes}." if plans else ""

@@ -151,6 +151,20 @@ def begins_with_zeros(parameters: list[nn.Parameter], groups: list[Settings], st
     return not strategy.maximum(peaks(strategy.local([gradient_of(p) for p in parameters]))).any()
 
 
+def make_state(
+    parameters: list[nn.Parameter],
+    layers: dict[nn.Parameter, FactoredLayer],
+    preconditioner: Preconditioner,
+    config: StepConfig,
+    states: States,
+) -> None:
+    """Make the state of parameters, as a step does, and change nothing else."""
+    own = [layers[p] for p in parameters if p in layers]
+    preconditioner.start(own)
+    if not config.precondition_only:
+        start_moves(config.fallback, own, parameters, states, preconditioner.strategy)
+
+
 def look_around(collector: Collector) -> None:
     """Before the first step, warn of ranks and modules that the hooks do not see."""
     if not collector.is_watching:
@@ -427,7 +441,7 @@ class KroneckerOptimizer(Optimizer):
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
         check_gradients(names, self.param_groups)
         if parameters and begins_with_zeros(parameters, self.param_groups, self._strategy):
-            self._start(parameters)
+            make_state(parameters, self._layers, self._preconditioner, self._config, self._states)
             return []
         if parameters and not self._has_looked_around:
             self._has_looked_around = True
@@ -435,13 +449,6 @@ class KroneckerOptimizer(Optimizer):
         if parameters:
             self._collector.check_observed()
         return parameters
-
-    def _start(self, parameters: list[nn.Parameter]) -> None:
-        """Make the state of parameters, as a step does."""
-        layers = [layer for w, layer in self._layers.items() if w in set(parameters)]
-        self._preconditioner.start(layers)
-        if not self._config.precondition_only:
-            start_moves(self._config.fallback, layers, parameters, self._states, self._strategy)
 
     def observe(self, output: Tensor, likelihood: Likelihood = "categorical") -> None:
         """For ``fisher="mc"``: statistics from targets that are drawn from the model's own predictions.

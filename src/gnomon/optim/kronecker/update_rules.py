@@ -153,10 +153,11 @@ def start_moves(
     """Make the momenta of layers, where this rank has them, and the state of other parameters."""
     members = {p: layer for layer in layers for p in layer.layer.parameters}
     for p in parameters:
+        state = states[p]  # of parameters that others own it is empty, which torch's checkpoints ask for
         if p not in members:
             started(states, p, FALLBACKS[fallback][1])
         elif strategy.is_mine(members[p]) or not strategy.moves_apart:
-            states[p]["momentum_buffer"] = strategy.zeros_as(p)
+            state["momentum_buffer"] = strategy.zeros_as(p)
 
 
 def tensors_of(states: Sequence[State], key: str) -> list[Tensor]:
