@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from gnomon.optim import INGD
 from gnomon.optim.kronecker.curvature import Capture
 
 
@@ -148,3 +149,26 @@ def test_other_inputs_are_left_alone():
         layer(*arguments).sum().backward()
     layer(x=torch.randn(5, 3)).sum().backward()
     assert owner.seen == []
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (4, 1), (3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("settings", [{}, {"preset": "paper"}, {"fisher": "mc"}], ids=str)
+def test_activations_that_work_in_place_on_sequences(shape, settings):
+    """The output of a linear map of a sequence is a view, whose hooks torch forgets where it is overwritten."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.ELU(inplace=True)).double()
+    twin = nn.Sequential(nn.Linear(2, 3), nn.ELU()).double()
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(*shape, 2, dtype=torch.float64)
+    found = []
+    for one in (model, twin):
+        optimizer = INGD(one, **settings)
+        torch.manual_seed(1)
+        output = one(x)
+        if "fisher" in settings:
+            optimizer.observe(output)
+        output.square().sum().backward()
+        assert optimizer._collector.statistics(optimizer._layers[one[0].weight]) is not None
+        optimizer.step()
+        found.append(one[0].weight.detach())
+    torch.testing.assert_close(*found)

@@ -21,6 +21,7 @@ from ...linalg import HALF, full_precision, probe
 from ..torch_internals import (
     active_wrapper,
     at_end_of_backward_pass,
+    computed_tensor,
     current_backward_pass,
     loss_scale,
     run_outside_of_graphs,
@@ -515,7 +516,7 @@ class Capture:
         wants = self._wants()
         if wants is None or not wants(module, x):
             return
-        x, number, me = x.detach(), self.passes, weakref.ref(self)
+        x, number, me, shape = x.detach(), self.passes, weakref.ref(self), output.shape
 
         def backward(gradient: Tensor) -> None:
             capture = me()
@@ -523,10 +524,10 @@ class Capture:
             if capture is not None and receive is not None and is_ordinary(gradient):
                 capture._ended_backward = True
                 with torch.no_grad():
-                    receive(module, x, gradient.detach(), number)
+                    receive(module, x, gradient.detach().reshape(shape), number)
 
         # Registered on the output as it is now: an activation that works in place later does not disturb it.
-        output.register_hook(backward)
+        computed_tensor(output).register_hook(backward)
 
 
 def _remove(handles: list[Any]) -> None:
