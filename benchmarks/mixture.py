@@ -230,7 +230,8 @@ def breast_cancer_part(seeds: range) -> tuple[str, list[dict[str, Any]]]:
     models = {**EM_MODELS, **DENSE_MODELS, **STRUCTURED_MODELS}
     results = compare({m: models[m] for m in models if "batches" not in m}, standardized(X[::2], X[1::2]), 2, seeds)
     text = f"Breast cancer, every second row held out, standardized; means over {len(seeds)} k-means starts:"
-    return f"{text}\n\n{as_table(results)}", results
+    verdicts = [verdict(results, name) for name in ("Dense", "Dense, precision")]
+    return "\n".join([f"{text}\n\n{as_table(results)}\n", *verdicts]), results
 
 
 def synthetic_part(n: int, d: int, seeds: range) -> tuple[str, list[dict[str, Any]]]:
