@@ -30,16 +30,8 @@ active_wrapper: Callable[[], nn.parallel.DistributedDataParallel | None] = funct
 version: Callable[[Tensor], int] = operator.attrgetter("_version")
 """How many times a tensor was changed in place."""
 
-
-def computed_tensor(output: Tensor) -> Tensor:
-    """The tensor of which an output is another shape, as linear maps of sequences are; otherwise the output itself.
-
-    Where a module works in place on such an output, torch forgets the hooks of the output, but not those of that
-    tensor.
-    """
-    base = output._base
-    same = base is not None and base.requires_grad and base.numel() == output.numel()
-    return base if base is not None and same and base.is_contiguous() and output.is_contiguous() else output
+base_of: Callable[[Tensor], Tensor | None] = operator.attrgetter("_base")
+"""The tensor in whose memory a view is; None for others."""
 
 
 def hides_forward_pass(wrapper: nn.parallel.DistributedDataParallel) -> bool:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD
-from gnomon.optim.kronecker.curvature import Capture
+from gnomon.optim.kronecker.curvature import Capture, computed_tensor
 
 
 class Owner:
@@ -172,3 +172,12 @@ def test_activations_that_work_in_place_on_sequences(shape, settings):
         optimizer.step()
         found.append(one[0].weight.detach())
     torch.testing.assert_close(*found)
+
+
+def test_the_tensor_behind_an_output():
+    """Another shape of all numbers of a tensor that has a gradient; parts and transposes are what they are."""
+    x = torch.randn(3, 4, requires_grad=True).sin()
+    assert computed_tensor(x) is x
+    assert computed_tensor(x.view(2, 6)) is x
+    for view in (x[:2], x.mT, torch.randn(4).view(2, 2)):
+        assert computed_tensor(view) is view

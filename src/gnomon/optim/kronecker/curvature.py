@@ -21,7 +21,7 @@ from ...linalg import HALF, full_precision, probe
 from ..torch_internals import (
     active_wrapper,
     at_end_of_backward_pass,
-    computed_tensor,
+    base_of,
     current_backward_pass,
     loss_scale,
     run_outside_of_graphs,
@@ -453,6 +453,18 @@ def is_ordinary(x: object) -> bool:
     except NotImplementedError:
         return False
     return True
+
+
+def computed_tensor(output: Tensor) -> Tensor:
+    """The tensor of which an output is another shape, as linear maps of sequences are; otherwise the output itself.
+
+    Where a module works in place on such an output, torch forgets the hooks of the output, but not those of that
+    tensor.
+    """
+    base = base_of(output)
+    if base is None or not base.requires_grad or base.numel() != output.numel():
+        return output
+    return base if base.is_contiguous() and output.is_contiguous() else output
 
 
 def input_of(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
