@@ -84,4 +84,4 @@ def test_the_page_has_the_best_rate_and_lower_bounds_for_what_was_never_reached(
     page = vi_page.page(records, ["a-x"], [], {"a-x": 3})
     assert "| AutoMultivariateNormal | 1 of 1 | 1 and 0 | 4,000 | 20.0 | 20.0 |" in page
     assert "| batch and match | 0 of 1 | 0 and 0 | - | at least 100.0 | at least 100.0 |" in page
-    assert "| a-x | d | 3 | 0.10 | 200 | 0.20 | 0.50 | 4,000 | (5.0) |  |" in page
+    assert "| a-x | d | 3 | 0.10 | 200 | 20,000 | 0.20 | 0.50 | 4,000 | (5.0) |  |" in page
