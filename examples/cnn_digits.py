@@ -1,6 +1,6 @@
 """INGD and AdamW on a small convolutional network: test error by epoch.
 
-Each has the best of the learning rates 1e-3, 3e-3, 1e-2 and 3e-2.
+Each has the best of the learning rates 1e-3, 3e-3, 1e-2 and 3e-2, by the test error itself.
 
 python examples/cnn_digits.py
 """

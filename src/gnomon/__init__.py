@@ -12,7 +12,7 @@ from . import groups, optim, riemannian
 from .manifolds import SPD, Gaussian, averaged, kl_divergence
 from .optim import moving_frame
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "SPD",

@@ -39,16 +39,15 @@ def check_order(order: int | None) -> None:
 class Group(Blocks, ABC):
     """A subgroup of GL(k), its Lie algebra, and what their operations cost (Eq. submanifolds).
 
-    A group owns no state. An element ``A`` is a tuple of tensors (its blocks) whose shapes, behind any
-    leading batch dimensions, are ``shapes``. Elements of the algebra, written ``N``, and gradients with
-    respect to the blocks have the same shapes. Vectors are rows: in :meth:`apply` and :meth:`restrict` an
-    argument of shape ``(*batch, n, k)`` holds ``n`` vectors; :meth:`matvec` and its kin take
-    ``(*sample, *batch, k)`` as :mod:`torch.distributions` does.
+    A group owns no state. An element ``A`` is a tuple of tensors (its blocks) whose shapes, behind any leading batch
+    dimensions, are ``shapes``. Elements of the algebra, written ``N``, and gradients with respect to the blocks have
+    the same shapes. Vectors are rows: in :meth:`apply` and :meth:`restrict` an argument of shape ``(*batch, n, k)``
+    holds ``n`` vectors; :meth:`matvec` and its kin take ``(*sample, *batch, k)`` as :mod:`torch.distributions` does.
 
-    Coordinates are orthonormal (Sec. 3.2 of the paper): ``N = D . eta`` with ``D_j = 1 / ||E_j + E_j^T||_F``
-    for the generator ``E_j``, so that the affine-invariant metric of ``tau = A A^T`` at ``eta = 0`` is the
-    identity (Eq. metric_simple). :meth:`scale` is that linear map, restricted to the coordinate space (a symmetric
-    block is stored in full, and symmetrized); it is its own adjoint.
+    Coordinates are orthonormal (Sec. 3.2 of the paper): ``N = D . eta`` with ``D_j = 1 / ||E_j + E_j^T||_F`` for the
+    generator ``E_j``, so that the affine-invariant metric of ``tau = A A^T`` at ``eta = 0`` is the identity (Eq.
+    metric_simple). :meth:`scale` is that linear map, restricted to the coordinate space (a symmetric block is stored in
+    full, and symmetrized); it is its own adjoint.
 
     To add a structure, set the attributes ``k``, ``shapes`` and ``dim``, define the abstract methods ``mul``,
     ``apply`` and ``ldiv``, set the flags ``trivial_transport``, ``is_algebra`` and ``has_matrix_exp`` where their
@@ -287,8 +286,8 @@ class Group(Blocks, ABC):
     def stretch(self, eta: Element) -> Tensor:
         """A bound on ``||D.eta + (D.eta)^T||_2``: a step changes no direction of tau by more than e to this power.
 
-        It is the step's length in Thompson's metric, and at most the geodesic length, which is the Frobenius norm of
-        the same matrix. Unlike that it does not grow with the number of coordinates.
+        It is the step's length in Thompson's metric. The geodesic length, the Frobenius norm of the same matrix, is at
+        least as large, and grows with the number of coordinates.
         """
         reach = self.reach(eta)
         return torch.minimum(reach, self.length(eta).to(reach.dtype))

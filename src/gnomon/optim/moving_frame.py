@@ -17,7 +17,15 @@ from ..groups import Affine, Group, LowRankAffine
 from ..linalg import align, full_precision
 from ..manifolds import Point, all_finite, point_of
 from .state import carried_vectors, forget_line_search, scales_elementwise, shortened_vectors, squared_vectors
-from .step_bound import DEFAULT_RADIUS, SEARCH_RADIUS, ConditionGuard, bounded_share, greatest_length, hold_at_bound
+from .step_bound import (
+    AUTO_RADIUS,
+    DEFAULT_RADIUS,
+    SEARCH_RADIUS,
+    ConditionGuard,
+    bounded_share,
+    greatest_length,
+    hold_at_bound,
+)
 
 Transport = Literal["auto", "corrected", "none"]
 MaxStep = float | Literal["auto"] | None
@@ -48,7 +56,7 @@ def moving_frame(optimizer: O, *, transport: Transport = "auto", max_step: MaxSt
             Gaussian moves no coordinate of the whitened mean by more than ``max_step`` standard deviations. (This is
             the length of the step in Thompson's metric. The geodesic length would grow with the number of
             coordinates.) Each batch element has a bound of its own. A step that is cut back takes its momentum with
-            it, and L-BFGS then starts its memory anew. ``"auto"`` is 1, and 4 for the line search of
+            it, and L-BFGS then starts its memory anew. ``"auto"`` is 0.5, and 4 for the line search of
             ``torch.optim.LBFGS``. None means no bound, except that the bracket correction, which holds for short
             steps, comes with one of its own.
 
@@ -300,7 +308,7 @@ class _MovingFrame(Optimizer):
         if self._max_step != "auto":
             assert self._max_step is not None
             return self._max_step
-        return SEARCH_RADIUS if self.param_groups[0].get("line_search_fn") else DEFAULT_RADIUS
+        return SEARCH_RADIUS if self.param_groups[0].get("line_search_fn") else AUTO_RADIUS
 
     def _bound(self, parameter: Tensor, group: Group, by_bracket: bool) -> float:
         """Cut a step back to the radius, with its momentum; the answer is how long it is at most."""

@@ -12,11 +12,13 @@ from ..groups import Affine, Element, Group, LowRankAffine, Marginal
 from ..linalg import HALF, align, probe, spectral_norm_by_powers
 from ..manifolds import Point
 
-DEFAULT_RADIUS = 1.0
-"""``max_step="auto"``: no direction of tau changes by more than a factor e in a step.
+AUTO_RADIUS = 0.5
+"""``max_step="auto"``: no direction of tau changes by more than a factor ``sqrt(e)`` in a step.
 
-It is also what the bracket correction comes with where ``max_step`` is None, as a bound on ``||2 D.eta||_2``.
+On metric nearness, where SGD at large rates overshoots, momentum of 0.8 converges twice as fast with it as with 1.
 """
+DEFAULT_RADIUS = 1.0
+"""Up to here the bracket correction holds; where ``max_step`` is None it comes with this bound on ``||2 D.eta||_2``."""
 SEARCH_RADIUS = 4.0
 """The same for a step that a line search of torch's L-BFGS has chosen, which may consist of many iterations."""
 SQRT_2 = math.sqrt(2)

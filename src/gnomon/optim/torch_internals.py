@@ -30,6 +30,9 @@ active_wrapper: Callable[[], nn.parallel.DistributedDataParallel | None] = funct
 version: Callable[[Tensor], int] = operator.attrgetter("_version")
 """How many times a tensor was changed in place."""
 
+base_of: Callable[[Tensor], Tensor | None] = operator.attrgetter("_base")
+"""The tensor in whose memory a view is; None for others."""
+
 
 def hides_forward_pass(wrapper: nn.parallel.DistributedDataParallel) -> bool:
     """Whether a wrapper does not announce its forward passes, as under ``torch.compile``."""

@@ -37,6 +37,8 @@ SPREAD = 2.0
 """Searches for other modes begin in the cube of this half width, as Stan's chains do."""
 BETTER = 1.0
 """By how many nats the bound at another mode must be better for the fit to begin anew there."""
+GROWTH = 0.5
+"""A search goes to a mode if the loss of volume leaves this share of the log density's growth."""
 TRIALS = 20
 """Random points that are tried where the density is not finite at zero."""
 
@@ -66,22 +68,24 @@ class Beginning:
             return at_start
         if start != "mode":
             return self._gaussian(layout.group, x, self._curvature(x))
-        return max(self._at_mode(layout.group, x), at_start, key=self._bound)
+        at_mode = self._at_mode(layout.group, x)
+        return at_start if at_mode is None else max(at_mode, at_start, key=self._bound)
 
-    def _at_mode(self, group: Group, x: Tensor) -> Gaussian:
-        """The curvature at the mode; where the density has none, that near the start.
+    def _at_mode(self, group: Group, x: Tensor) -> Gaussian | None:
+        """The curvature at the mode; None where the density has none.
 
-        In the neck of a funnel the density grows without end while the volume shrinks faster. So a search that has not
-        ended by itself must not have made the bound worse in its second half.
+        In the neck of a funnel the density grows without end while the volume shrinks. So where a search has not
+        ended soon, the volume may take back only a part of what the log density has grown by in its second half.
         """
         search = find_mode(self.target, x)
         q = self._gaussian(group, search.last, self._curvature(search.last))
-        if search.ended:
+        if search.ended_soon:
             return q
         middle = self._gaussian(group, search.middle, self._curvature(search.middle))
-        if self._bound(middle) <= self._bound(q):
-            return q
-        return self._gaussian(group, search.first, self._curvature(search.first))
+        before, after = self.target.log_density(torch.stack([search.middle, search.last])).tolist()
+        shrinkage = float((middle.entropy() - q.entropy()).detach())
+        allowance = math.sqrt(q.d)  # the curvature may be an estimate
+        return q if shrinkage <= (1 - GROWTH) * (after - before) + allowance else None
 
     def _gaussian(self, group: Group, mean: Tensor, precision: Tensor) -> Gaussian:
         """The Gaussian of this structure nearest to that of a given precision, a matrix or a diagonal."""
@@ -176,12 +180,11 @@ def finite_point(target: Target, like: Tensor, generator: torch.Generator) -> Te
 
 
 class Search(NamedTuple):
-    """Iterates of a search for the mode: the first, one half way, the last; and whether it ended by itself."""
+    """Iterates of a search for the mode: one half way, the last; and whether it ended before the first of them."""
 
-    first: Tensor
     middle: Tensor
     last: Tensor
-    ended: bool
+    ended_soon: bool
 
 
 def find_mode(target: Target, x: Tensor) -> Search:
@@ -197,16 +200,14 @@ def find_mode(target: Target, x: Tensor) -> Search:
 
     optimizer = LBFGS([place])
     losses = [optimizer.evaluate(negative)]
-    first = middle = place.detach().clone()
+    middle = place.detach().clone()
     for iteration in range(1, MODE_ITERATIONS + 1):
         losses.append(float(optimizer.step(negative)))
-        if iteration == 1:
-            first = place.detach().clone()
         if iteration == MODE_ITERATIONS // 2:
             middle = place.detach().clone()
         if iteration >= PATIENCE and losses[-1 - PATIENCE] - losses[-1] < PROGRESS:
             break
-    return Search(first, middle, place.detach().clone(), iteration < MODE_ITERATIONS)
+    return Search(middle, place.detach().clone(), iteration < MODE_ITERATIONS // 2)
 
 
 def positive_curvature(hessian: Tensor) -> Tensor:

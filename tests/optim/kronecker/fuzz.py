@@ -493,7 +493,8 @@ def check(case, start, model, optimizer):
         if moved and not p.requires_grad:
             raise FindingError(f"{name} is frozen and has moved")
         reached = p.requires_grad and p.grad is not None and bool((p.grad.abs() > ROUNDING).any())
-        if reached and not moved and case.dtype not in HALF:
+        may_stay = case.dtype in HALF or "outer" in case.situations  # where SGD's step may be lost in rounding
+        if reached and not moved and not may_stay:
             raise FindingError(f"{name} has a gradient and has not moved")
     natural = any(group["step_rms"] is None for group in optimizer.param_groups)
     may_skip = "not finite" in case.situations or (natural and case.dtype in HALF)  # whose range may be too small

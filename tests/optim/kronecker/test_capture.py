@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.optim.kronecker.curvature import Capture
+from gnomon.optim import INGD
+from gnomon.optim.kronecker.curvature import Capture, computed_tensor
 
 
 class Owner:
@@ -148,3 +149,35 @@ def test_other_inputs_are_left_alone():
         layer(*arguments).sum().backward()
     layer(x=torch.randn(5, 3)).sum().backward()
     assert owner.seen == []
+
+
+@pytest.mark.parametrize("shape", [(1, 4), (4, 1), (3, 4), (2, 3, 4)])
+@pytest.mark.parametrize("settings", [{}, {"preset": "paper"}, {"fisher": "mc"}], ids=str)
+def test_activations_that_work_in_place_on_sequences(shape, settings):
+    """The output of a linear map of a sequence is a view, whose hooks torch forgets where it is overwritten."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(2, 3), nn.ELU(inplace=True)).double()
+    twin = nn.Sequential(nn.Linear(2, 3), nn.ELU()).double()
+    twin.load_state_dict(model.state_dict())
+    x = torch.randn(*shape, 2, dtype=torch.float64)
+    found = []
+    for one in (model, twin):
+        optimizer = INGD(one, **settings)
+        torch.manual_seed(1)
+        output = one(x)
+        if "fisher" in settings:
+            optimizer.observe(output)
+        output.square().sum().backward()
+        assert optimizer._collector.statistics(optimizer._layers[one[0].weight]) is not None
+        optimizer.step()
+        found.append(one[0].weight.detach())
+    torch.testing.assert_close(*found)
+
+
+def test_the_tensor_behind_an_output():
+    """Another shape of all numbers of a tensor that has a gradient; parts and transposes are what they are."""
+    x = torch.randn(3, 4, requires_grad=True).sin()
+    assert computed_tensor(x) is x
+    assert computed_tensor(x.view(2, 6)) is x
+    for view in (x[:2], x.mT, torch.randn(4).view(2, 2)):
+        assert computed_tensor(view) is view

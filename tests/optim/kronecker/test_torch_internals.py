@@ -96,6 +96,12 @@ def test_wrapper_and_timeout():
         assert timeout == datetime.timedelta(seconds=120)
 
 
+def test_base_of():
+    x = torch.randn(3, 4)
+    assert internals.base_of(x) is None
+    assert internals.base_of(x.view(2, 6)) is x
+
+
 @pytest.mark.spawns
 def test_import_without_the_compiler():
     """``import gnomon`` imports no part of torch that ``import torch`` does not."""

@@ -67,7 +67,7 @@ def _pairs(group: Group, generator: torch.Generator) -> tuple[Tensor, Tensor]:
 def _descent(group: Group, x: Tensor, y: Tensor, momentum: float, iterations: int) -> Callable[[Recorder], None]:
     def run(record: Recorder) -> None:
         point = SPD(group, dtype=torch.float64)
-        optimizer = moving_frame(SGD(point.parameters(), lr=RATE, momentum=momentum), max_step=1.0)
+        optimizer = moving_frame(SGD(point.parameters(), lr=RATE, momentum=momentum))
         descend(lambda: 0.5 * (point.matvec(y) - x).square().sum(), [optimizer], iterations, record, lambda: None)
 
     return run

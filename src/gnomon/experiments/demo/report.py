@@ -38,7 +38,7 @@ opt = gnomon.optim.INGD(model, lr=0.01)
 # a matrix: gnomon.SPD(400) is the full manifold
 S = gnomon.SPD(gnomon.groups.Heisenberg(400, head=5, tail=5))
 opt = torch.optim.SGD(S.parameters(), lr=0.1, momentum=0.7)
-opt = gnomon.moving_frame(opt, max_step=1.0)
+opt = gnomon.moving_frame(opt)
 
 # a posterior: log_density maps (draws, 10) to (draws,)
 fit = gnomon.vi.fit(log_density, dim=10)

@@ -21,7 +21,7 @@ Maker = Callable[[Iterable[Tensor], float, float], Optimizer]
 """Makes an optimizer from parameters, step size and momentum."""
 
 OURS = "ours"
-OURS_BOUNDED = "ours, max_step = 1"
+OURS_BOUNDED = "ours, bounded steps"
 OURS_SUB = "ours, sub"
 
 WITHOUT_MOMENTUM = ("structured NGD", "structured NGD, sub", "RGD")
@@ -41,7 +41,7 @@ def _settings(method: str, lr: float, momentum: float) -> dict[str, float]:
 
 def framed_sgd(parameters: Iterable[Tensor], lr: float, momentum: float) -> Optimizer:
     """Return the library's method: heavy-ball momentum in local coordinates, with the quadratic truncation."""
-    return moving_frame(SGD(parameters, lr=lr, momentum=momentum))
+    return moving_frame(SGD(parameters, lr=lr, momentum=momentum), max_step=None)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,7 @@ def _run_spd(problem: MetricNearness | LogDet, method: str, lr: float, scale: Sc
         point = problem.start()
         optimizer = framed_sgd(point.parameters(), lr, scale.momentum)
         if method == OURS_BOUNDED:
-            optimizer = moving_frame(optimizer, max_step=1.0)
+            optimizer = moving_frame(optimizer)
     descend(lambda: problem(point), [optimizer], scale.iterations, record, lambda: None)  # type: ignore[arg-type]
 
 

@@ -21,6 +21,7 @@ from ...linalg import HALF, full_precision, probe
 from ..torch_internals import (
     active_wrapper,
     at_end_of_backward_pass,
+    base_of,
     current_backward_pass,
     loss_scale,
     run_outside_of_graphs,
@@ -454,6 +455,18 @@ def is_ordinary(x: object) -> bool:
     return True
 
 
+def computed_tensor(output: Tensor) -> Tensor:
+    """The tensor of which an output is another shape, as linear maps of sequences are; otherwise the output itself.
+
+    Where a module works in place on such an output, torch forgets the hooks of the output, but not those of that
+    tensor.
+    """
+    base = base_of(output)
+    if base is None or not base.requires_grad or base.numel() != output.numel():
+        return output
+    return base if base.is_contiguous() and output.is_contiguous() else output
+
+
 def input_of(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
     """The first argument of a module, by its place or by its name; None where it was not given."""
     if inputs:
@@ -515,7 +528,7 @@ class Capture:
         wants = self._wants()
         if wants is None or not wants(module, x):
             return
-        x, number, me = x.detach(), self.passes, weakref.ref(self)
+        x, number, me, shape = x.detach(), self.passes, weakref.ref(self), output.shape
 
         def backward(gradient: Tensor) -> None:
             capture = me()
@@ -523,10 +536,10 @@ class Capture:
             if capture is not None and receive is not None and is_ordinary(gradient):
                 capture._ended_backward = True
                 with torch.no_grad():
-                    receive(module, x, gradient.detach(), number)
+                    receive(module, x, gradient.detach().reshape(shape), number)
 
         # Registered on the output as it is now: an activation that works in place later does not disturb it.
-        output.register_hook(backward)
+        computed_tensor(output).register_hook(backward)
 
 
 def _remove(handles: list[Any]) -> None:
