@@ -3,7 +3,7 @@
 import pytest
 from fuzz import run
 
-QUICK, ALL, IN_ONE = 40, 300, 20
+QUICK, ALL, IN_ONE = 20, 300, 20
 PARTS = [
     pytest.param(first, marks=[] if first < QUICK else pytest.mark.slow, id=f"{first}-{first + IN_ONE - 1}")
     for first in range(0, ALL, IN_ONE)

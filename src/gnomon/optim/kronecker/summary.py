@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -91,6 +90,8 @@ class Summary:
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
+        import html  # for notebooks alone: it takes as long to import as a tenth of this library
+
         def line(cells: Sequence[str], tag: str) -> str:
             return "<tr>" + "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in cells) + "</tr>"
 
