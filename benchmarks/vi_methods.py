@@ -56,13 +56,14 @@ def finite(value: float) -> float | None:
 
 @torch.no_grad()
 def quality(posterior: Posterior, approximation: Approximation) -> Record:
-    """Error, bound and k-hat."""
+    """Error, bound and k-hat. A bound whose error is not finite is none: the approximation has run away."""
     log_weights = posterior.log_density(approximation.draws) - approximation.log_q
     log_weights = torch.where(log_weights.isnan(), -math.inf, log_weights)
+    elbo_error = finite(float(log_weights.std()) / math.sqrt(len(log_weights)))
     return {
         "error": error_of(posterior, approximation.draws),
-        "elbo": finite(float(log_weights.mean())),
-        "elbo_error": finite(float(log_weights.std()) / math.sqrt(len(log_weights))),
+        "elbo": None if elbo_error is None else finite(float(log_weights.mean())),
+        "elbo_error": elbo_error,
         "khat": finite(khat(log_weights)),
     }
 
