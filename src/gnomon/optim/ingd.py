@@ -29,6 +29,7 @@ PAPER: Settings = {
     "precond_momentum": 0.5,
     "approx": "expand",
     "step_rms": None,
+    "base_width": None,
     "polar": False,
     "max_factor_step": math.inf,
     "order": 1,
@@ -51,9 +52,10 @@ class INGD(KroneckerOptimizer):
 
     with ``a1 = precond_momentum`` and ``b1 = precond_lr``, and a step goes along ``D = C C^T G K K^T`` for the weight
     with its bias as a last column. By default, the average B of the directions (Nesterov's) is scaled to
-    a root mean square of ``step_rms`` in each layer, as AdamW's steps nearly are::
+    a root mean square r in each layer, which depends on the layer's width as that of its first weights does::
 
-        B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay) W - lr step_rms Q / rms(Q)
+        B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay) W - lr r Q / rms(Q)
+        r = step_rms sqrt(base_width / p)         for p inputs
 
     Q is the polar factor of B, the orthogonal matrix nearest to it, for layers with a dense factor whose batches have
     many rows, and B itself otherwise (:class:`~gnomon.optim.kronecker.polar.PolarDirections`).
@@ -69,7 +71,7 @@ class INGD(KroneckerOptimizer):
         model: the model; all its trainable parameters are trained. Linear, convolution, transposed convolution,
             embedding, attention and recurrent layers and bare matrices get factors, other parameters follow
             ``fallback``. Coordinates of points on manifolds are left to :func:`~gnomon.optim.moving_frame`.
-        lr: learning rate; with ``step_rms`` in AdamW's units.
+        lr: learning rate; with ``step_rms`` it has about the unit of AdamW's.
         momentum: weight of the past in the average of directions.
         weight_decay: the weight decay. It is decoupled with ``step_rms``, and added to the direction otherwise.
         damping: added to the curvature, relative to its mean (absolute in the paper's preset).
@@ -89,7 +91,10 @@ class INGD(KroneckerOptimizer):
             takes means of inputs and sums of gradients; ``"auto"`` reduces convolutions, whose positions are pooled
             before the loss as a rule, and expands sequences.
         grouped: factors for each group of a convolution (``"each"``), or the paper's ``"average"`` over them.
-        step_rms: root mean square of a layer's step at ``lr = 1``; None for steps as long as they are.
+        step_rms: root mean square of the step of a layer with ``base_width`` inputs at ``lr = 1``; None for steps as
+            long as they are.
+        base_width: the number of inputs at which a layer's steps have the root mean square ``step_rms``. They are
+            smaller in wider layers and larger in narrower ones, except in embeddings. None for the same everywhere.
         polar: whether a step goes along the polar factor of B, the orthogonal matrix nearest to it. It is taken where
             a factor is dense and a batch has enough rows to pay for it. A mapping from patterns of layer names to
             numbers says how many matrices lie side by side in the outputs of a layer, as in ``{"*.qkv": 3}``; 0 leaves
@@ -155,6 +160,7 @@ class INGD(KroneckerOptimizer):
         approx: Approximation | Literal["auto"] = "auto",
         grouped: Literal["each", "average"] = "each",
         step_rms: Scalar | None = 0.5,
+        base_width: Scalar | None = 128,
         polar: bool | Mapping[str, int] = True,
         kl_clip: Scalar | None = None,
         max_factor_step: float = 0.5,
@@ -190,6 +196,7 @@ class INGD(KroneckerOptimizer):
                 "precond_momentum": precond_momentum,
                 "update_every": update_every,
                 "step_rms": step_rms,
+                "base_width": base_width,
                 "kl_clip": kl_clip,
             },
             rule=self._factors,

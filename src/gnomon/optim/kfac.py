@@ -17,6 +17,8 @@ OWN_TO_INGD = {
     "precond_lr",
     "precond_momentum",
     "structure",
+    "base_width",
+    "polar",
     "max_factor_step",
     "order",
     "convention",
@@ -26,7 +28,7 @@ OWN_TO_INGD = {
     "shard",
     "seed",
 }
-"""The arguments of INGD that say how its factors move and are stored."""
+"""The arguments of INGD that say how its factors move and are stored, and what its own directions and lengths are."""
 SHARED = {
     name: parameter
     for name, parameter in inspect.signature(INGD).parameters.items()

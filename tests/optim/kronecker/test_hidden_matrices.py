@@ -12,7 +12,7 @@ from gnomon.linalg import polar_factor
 from gnomon.optim import INGD, KFAC
 
 F64 = torch.float64
-NATURAL = {"step_rms": None, "polar": False, "momentum": 0.0, "weight_decay": 0.0}
+NATURAL = {"step_rms": None, "momentum": 0.0, "weight_decay": 0.0}
 """Steps as long as directions are, so that no layer's step depends on another matrix in it."""
 
 RECURRENT = {

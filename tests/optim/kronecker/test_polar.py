@@ -61,7 +61,7 @@ def test_a_step_is_along_the_polar_factor_of_the_average():
     torch.manual_seed(0)
     plain, polar = (nn.Linear(6, 4).double() for _ in range(2))
     polar.load_state_dict(plain.state_dict())
-    optimizers = [INGD(m, 0.1, weight_decay=0.0, polar=p) for m, p in ((plain, False), (polar, True))]
+    optimizers = [INGD(m, 0.1, weight_decay=0.0, base_width=None, polar=p) for m, p in ((plain, False), (polar, True))]
     x = torch.randn(50, 6, dtype=F64)
     straight, turned = (
         torch.cat([w, b[:, None]], 1) for w, b in (moved(plain, optimizers[0], x), moved(polar, optimizers[1], x))

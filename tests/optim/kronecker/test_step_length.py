@@ -16,7 +16,7 @@ from support.teaching import teacher
 @pytest.mark.parametrize("scale", [1e-30, 1e-22, 1e15])
 def test_the_size_of_a_step_at_any_scale(scale):
     model = nn.Linear(5, 3)
-    optimizer = INGD(model, 1e-2, weight_decay=0.0)
+    optimizer = INGD(model, 1e-2, weight_decay=0.0, base_width=None)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     (scale * model(batches(1)[0]).square().mean()).backward()
     optimizer.step()
@@ -26,13 +26,30 @@ def test_the_size_of_a_step_at_any_scale(scale):
 
 def test_the_step_has_the_given_size():
     model = nn.Linear(6, 4)
-    optimizer = INGD(model, 1e-2, weight_decay=0.0, step_rms=0.3)
+    optimizer = INGD(model, 1e-2, weight_decay=0.0, step_rms=0.3, base_width=None)
     before = torch.cat([p.detach().flatten().clone() for p in model.parameters()])
     x, _ = teacher()
     model(x).square().mean().backward()
     optimizer.step()
     after = torch.cat([p.detach().flatten() for p in model.parameters()])
     assert (after - before).square().mean().sqrt().item() == pytest.approx(0.3e-2, rel=1e-4)
+
+
+@pytest.mark.parametrize("settings", [{}, {"polar": False}, {"base_width": 32, "step_rms": 0.1}], ids=str)
+def test_steps_are_smaller_in_wider_layers(settings):
+    """The root mean square of a step is ``step_rms sqrt(base_width / p)``, and ``step_rms`` in an embedding."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 300), nn.Tanh(), nn.Linear(300, 4, bias=False))
+    optimizer = INGD(model, 1e-2, weight_decay=0.0, **settings)
+    step_rms, base = settings.get("step_rms", 0.5), settings.get("base_width", 128)
+    before = [p.detach().clone() for p in model.parameters()]
+    model(torch.randint(20, (64,))).square().mean().backward()
+    optimizer.step()
+    table, *first, second = (p.detach() - old for p, old in zip(model.parameters(), before, strict=True))
+    first = torch.cat([first[0], first[1][:, None]], 1)
+    lengths = [step.square().mean().sqrt().item() for step in (table, first, second)]
+    wanted = [1e-2 * step_rms * factor for factor in (1, math.sqrt(base / 9), math.sqrt(base / 300))]
+    assert lengths == pytest.approx(wanted, rel=1e-4)
 
 
 def test_the_predicted_change_is_bounded():
@@ -55,7 +72,7 @@ def test_a_step_is_along_nesterovs_average_and_as_long_as_asked():
     """Against the formulas of INGD's docstring, with factors that do nothing and a step that is skipped."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    optimizer = INGD(model, 0.1, momentum=0.8, weight_decay=0.3, step_rms=0.2, structure="identity")
+    optimizer = INGD(model, 0.1, momentum=0.8, weight_decay=0.3, step_rms=0.2, base_width=None, structure="identity")
     weights = [torch.cat([m.weight, m.bias[:, None]], 1).detach() for m in (model[0], model[2])]
     averages = [torch.zeros_like(w) for w in weights]
     for number in range(8):

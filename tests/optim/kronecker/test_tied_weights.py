@@ -23,7 +23,7 @@ def test_tied_weights_are_stepped_once(curvature):
     torch.manual_seed(0)
     model = Tied()
     tokens = torch.randint(7, (16, 3))
-    optimizer = INGD(model, 1e-2, curvature=curvature, weight_decay=0.0)
+    optimizer = INGD(model, 1e-2, curvature=curvature, weight_decay=0.0, base_width=None)
     before = model.head.weight.clone()
     optimizer.zero_grad()
     nn.functional.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten()).backward()

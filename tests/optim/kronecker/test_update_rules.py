@@ -15,7 +15,7 @@ def test_a_grouped_transposed_convolution(groups):
     """Its step has the given root mean square, and a gradient that is not finite changes nothing."""
     torch.manual_seed(0)
     model = nn.ConvTranspose2d(4, 8, 3, groups=groups, bias=False)
-    optimizer = INGD(model, lr=0.1, weight_decay=0.0, step_rms=0.5, update_every=1)
+    optimizer = INGD(model, lr=0.1, weight_decay=0.0, step_rms=0.5, base_width=None, update_every=1)
     for _ in range(4):
         before = model.weight.detach().clone()
         optimizer.zero_grad()

@@ -30,6 +30,7 @@ BEFORE: dict[str, Any] = {
     "approx": "auto",
     "grouped": "each",
     "step_rms": 0.5,
+    "base_width": None,
     "polar": False,
     "kl_clip": None,
     "max_factor_step": 0.5,

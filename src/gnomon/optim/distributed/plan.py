@@ -12,7 +12,7 @@ from ..ingd import INGD
 from ..kronecker.config import check_choice
 from ..kronecker.cost_model import moment_work
 from ..kronecker.layers.base import FactoredLayer
-from ..kronecker.summary import layer_row, momentum_bytes, scaled, state_bytes, table
+from ..kronecker.summary import layer_row, momentum_bytes, scaled, state_bytes, table, work
 from .assignment import Assignment
 from .statistics_exchange import statistics_size
 from .strategies import MODES, WAYS, Mode
@@ -216,7 +216,7 @@ def _uses(optimizer: INGD) -> int:
 
 def _layer_plan(optimizer: INGD, layer: FactoredLayer, shard: Mode, owner: int | None, ranks: int) -> LayerPlan:
     rule = optimizer._rule
-    update, step = rule.work(layer)
+    update, step = work(rule, layer)
     products, momentum = rule.product_bytes(layer, _uses(optimizer)), momentum_bytes(layer, optimizer._config)
     stored = state_bytes(rule, layer) + products
     told, kept, moved = 0, stored, momentum

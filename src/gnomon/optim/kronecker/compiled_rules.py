@@ -17,23 +17,23 @@ Place = tuple[Tensor, Tensor, Tensor]
 
 
 def step_by_rms(layers: list[list[Place]], may: Tensor, units: Tensor, rates: Tensor) -> None:
-    """``B <- momentum B + (1 - momentum) D`` and ``W <- (1 - decay) W - lr step_rms A / rms(A)``, in place.
+    """``B <- momentum B + (1 - momentum) D`` and ``W <- (1 - decay) W - far A / rms(A)``, in place.
 
     A is Nesterov's ``momentum B + (1 - momentum) D`` with the new B. Nothing changes in a layer where ``may`` is False,
     or where A is zero or not finite. ``units`` are powers of two near the largest entry of each layer's gradient,
-    ``rates`` are step_rms, momentum, and for each parameter lr and decay.
+    ``rates`` are momentum, and for each parameter the root mean square ``far`` of its step, and decay.
     """
-    step_rms, momentum, *own = rates.unbind()
+    momentum, *own = rates.unbind()
     of_parts = zip(own[::2], own[1::2], strict=True)
     for places, allowed, unit in zip(layers, may.unbind(), units.unbind(), strict=True):
         ahead = [d + momentum**2 * (b - d) for _, d, b in places]
         rms = _rms(ahead, unit)
         moves = allowed & (rms > 0) & (rms < math.inf)
-        length = step_rms / rms.clamp(min=torch.finfo(torch.float32).tiny)  # finite for the smallest numbers
+        length = 1 / rms.clamp(min=torch.finfo(torch.float32).tiny)  # finite for the smallest numbers
         # The rates go on over all layers, so zip must stop at the places of this one.
-        for (w, _, b), a, (lr, decay) in zip(places, ahead, of_parts, strict=False):
+        for (w, _, b), a, (far, decay) in zip(places, ahead, of_parts, strict=False):
             b.copy_(torch.where(moves, b + (a - b) * (1 / (1 + momentum)), b))
-            w.copy_(torch.where(moves, w - decay * w - lr * length * a, w))
+            w.copy_(torch.where(moves, w - decay * w - far * length * a, w))
 
 
 def _rms(tensors: list[Tensor], unit: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ from torch import Tensor
 from .dense_factor import DenseFactor
 from .factor_forms import FactorForm, FactorPair, Projection
 from .gram_factor import GramFactor
+from .layers.base import Turn
 from .statistics import MatrixMoment, Moment, RowMoment, summed_moment
 
 
@@ -36,6 +37,16 @@ def update_and_step(pair: FactorPair, blocks: int, order: int) -> tuple[int, int
             else:
                 form.apply_square(form.square(a), gradient)
     return update + entries, counter.get_total_flops() // 2 + entries
+
+
+@functools.lru_cache(maxsize=256)
+def turn_work(turn: Turn | None, blocks: int, d: int, p: int) -> int:
+    """The multiplications that make directions of averages; 0 where averages are directions as they are."""
+    if turn is None:
+        return 0
+    with _counter() as counter:
+        turn(torch.empty(blocks, d, p, device="meta"))
+    return counter.get_total_flops() // 2
 
 
 def _stored(form: FactorForm) -> int:

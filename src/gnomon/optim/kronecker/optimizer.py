@@ -49,7 +49,7 @@ MANY = 100
 # ---------------------------------------------------------------------- settings of parameter groups
 AT_LEAST_ZERO = ("lr", "fallback_lr", "weight_decay", "damping", "precond_lr")
 BELOW_ONE = ("momentum", "precond_momentum", "decay")
-POSITIVE_OR_NONE = ("step_rms", "kl_clip")
+POSITIVE_OR_NONE = ("step_rms", "base_width", "kl_clip")
 Schedules = dict[str, Callable[[int], float]]
 """Settings that are functions of the step."""
 NUMBERS = (*AT_LEAST_ZERO, *BELOW_ONE, *POSITIVE_OR_NONE, "update_every")

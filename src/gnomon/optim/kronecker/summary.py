@@ -14,6 +14,7 @@ from ...groups import Diagonal
 from ...linalg import promoted
 from ...manifolds import point_of
 from .config import StepConfig
+from .cost_model import turn_work
 from .factor_forms import FactorForm
 from .factor_rule import FactorRule
 from .layers.base import FactoredLayer, Settings, State, alike
@@ -232,10 +233,16 @@ def fallback_bytes(p: torch.Tensor, config: StepConfig) -> int:
     return p.numel() * (2 * wide.itemsize if config.fallback == "adamw" else p.element_size())
 
 
+def work(rule: FactorRule, layer: FactoredLayer) -> tuple[int, int]:
+    """The multiplications of an update of a layer's factors, and of the direction of a step from a gradient."""
+    update, step = rule.work(layer)
+    return update, step + turn_work(layer.turn, layer.layer.blocks, layer.layer.d, layer.layer.p)
+
+
 def layer_row(rule: FactorRule, layer: FactoredLayer, name: str, config: StepConfig, uses: int) -> Row:
     """The row of a layer with factors, which are used so many times between updates."""
     blocks = f"{layer.layer.blocks} of " if layer.layer.blocks > 1 else ""
-    update, step = rule.work(layer)
+    update, step = work(rule, layer)
     return Row(
         name,
         tuple(layer.layer.weight.shape),

@@ -332,7 +332,8 @@ class LayerSteps:
                 stacks, found = whole_stacks(mine, strategy.gather_shares(parts))
             rms = self._turn(stacks, found, rms)
             parts = strategy.share(self._parts(stacks, found))
-        lengths = gates * (moving[0].group["step_rms"] / rms.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(0.0)
+        wanted = constant(step_lengths(mine), rms.dtype, rms.device)
+        lengths = gates * (wanted / rms.clamp(min=torch.finfo(torch.float32).tiny)).nan_to_num(0.0)
         self._move_by_lengths(moving, mine, parts, lengths, gates)
 
     def _parts(self, stacks: list[list[Move]], found: list[Tensor]) -> list[Part]:
@@ -408,14 +409,14 @@ class LayerSteps:
     def _by_rms_fused(self, moving: list[Move], parts: list[Part], largest: Peaks, ok: Tensor) -> None:
         """The same step from the directions on, with one compiled function for many layers."""
         may, units = may_move(moving, largest, ok), power_of_two(largest.of(moving))
-        group, by_layer = moving[0].group, alike(parts, lambda part: part.layer)
+        group, by_layer, far = moving[0].group, alike(parts, lambda part: part.layer), step_lengths(moving)
         for layers in (by_layer[start : start + FUSED] for start in range(0, len(by_layer), FUSED)):
             few = [part for layer in layers for part in layer]
             params: list[Tensor] = [part.p for part in few]
             directions = (part.direction.to(part.p.dtype) for part in few)
             places = zip(params, directions, self._averages(few), strict=True)
-            own = ((part.group["lr"], part.group["lr"] * part.group["weight_decay"]) for part in few)
-            numbers = tuple(float(n) for n in (group["step_rms"], group["momentum"], *chain.from_iterable(own)))
+            own = ((far[part.layer] * part.group["lr"], part.group["lr"] * part.group["weight_decay"]) for part in few)
+            numbers = tuple(float(n) for n in (group["momentum"], *chain.from_iterable(own)))
             like, kind = params[0], tuple((len(layer), *(part.p.shape for part in layer)) for layer in layers)
             first, last = few[0].layer, few[-1].layer
             compiled(step_by_rms, (kind, like.dtype, like.device))(
@@ -513,6 +514,20 @@ class LayerSteps:
             change = change + unit * (gradient * part.direction).sum().to(change.device)
         # It is not finite where nothing is to move, and there it multiplies zeros.
         return self._strategy.sum_of_shares(change).nan_to_num().clamp(min=1).rsqrt()
+
+
+def step_lengths(moving: Sequence[Move]) -> tuple[float, ...]:
+    """The root mean square of each layer's step at a learning rate of 1.
+
+    It is ``step_rms sqrt(base_width / p)`` for a layer with p inputs, so that a step changes the outputs of wide and
+    narrow layers by about as much. An embedding, where one input is 1 and all others are 0, has ``step_rms``.
+    """
+
+    def length(layer: Layer, group: Settings) -> float:
+        width = group.get("base_width")
+        return group["step_rms"] * (1.0 if width is None or layer.takes_indices else math.sqrt(width / layer.p))
+
+    return tuple(length(move.layer.layer, move.group) for move in moving)
 
 
 def may_move(moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
