@@ -12,15 +12,18 @@ from .task import Task
 
 
 class Autoencoder(Task):
-    """784-256-128-32-128-256-784 with tanh on Fashion-MNIST, or on scikit-learn's digits scaled to 28 x 28."""
+    """784-256-128-32-128-256-784 with tanh on Fashion-MNIST, or on scikit-learn's digits scaled to 28 x 28.
+
+    Digits are taken where a machine has no Fashion-MNIST, or with ``fashion=False``.
+    """
 
     name, steps, measure = "autoencoder", 600, "squared error of a training image"
     batch_size = 128
 
-    def __init__(self, steps: int = steps) -> None:
+    def __init__(self, steps: int = steps, fashion: bool = True) -> None:
         self.steps = steps
         try:
-            self.images = idx.read(idx.FASHION_MNIST, "train").images.flatten(1).float() / 255
+            self.images = fashion_images() if fashion else enlarged_digits()
         except DataMissingError:
             self.images = enlarged_digits()
 
@@ -38,6 +41,11 @@ class Autoencoder(Task):
         images = self.images[:4096]
         with torch.no_grad():
             return self.loss(model(images), images).item()
+
+
+def fashion_images() -> Tensor:
+    """Return the training images of Fashion-MNIST, as rows in [0, 1]."""
+    return idx.read(idx.FASHION_MNIST, "train").images.flatten(1).float() / 255
 
 
 def enlarged_digits() -> Tensor:

@@ -14,7 +14,7 @@ from .tabular import Magic, Regression
 from .task import Task
 
 DEVELOPMENT: dict[str, Callable[[], Task]] = {
-    "autoencoder": partial(Autoencoder, steps=300),
+    "autoencoder": partial(Autoencoder, steps=300, fashion=False),
     "cnn": Cnn,
     "gpt": partial(Text, steps=200, batch_size=16),
     "llama": LlamaText,
