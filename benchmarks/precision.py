@@ -1,6 +1,6 @@
-"""What half precision of INGD's factors costs: the training loss of the autoencoder and the CNN after 500 steps.
+"""What half precision of INGD's factors costs: the training loss of three tasks after 500 steps.
 
-    python benchmarks/precision.py [autoencoder | cnn | all | none] [--write] [--redo]
+    python benchmarks/precision.py [autoencoder | cnn | gpt | all | none] [--write] [--redo]
 
 The tasks of training.py at INGD's defaults, with factors in float32, bfloat16 and float16. The loss is the mean over
 the last 50 steps. It ought to be within 2% of that with float32; a loss that is lower is no fault. Runs are kept in
@@ -29,7 +29,7 @@ torch.set_num_threads(1)
 
 STORE = Path(__file__).with_name("precision.json")
 TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-SEEDS = {"autoencoder": (0, 1), "cnn": (0,)}
+SEEDS = {"autoencoder": (0, 1), "cnn": (0,), "gpt": (0,)}
 STEPS, LAST = 500, 50
 LIMIT = 1.02
 """Times the loss with float32."""
