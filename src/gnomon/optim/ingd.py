@@ -52,7 +52,7 @@ class INGD(KroneckerOptimizer):
 
     with ``a1 = precond_momentum`` and ``b1 = precond_lr``, and a step goes along ``D = C C^T G K K^T`` for the weight
     with its bias as a last column. By default, the average B of the directions (Nesterov's) is scaled to
-    a root mean square r in each layer, which depends on the layer's width as that of its first weights does::
+    a root mean square r in each layer, which shrinks with the number of inputs as initial weights do::
 
         B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay) W - lr r Q / rms(Q)
         r = step_rms sqrt(base_width / p)         for p inputs
