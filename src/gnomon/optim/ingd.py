@@ -30,6 +30,7 @@ PAPER: Settings = {
     "approx": "expand",
     "step_rms": None,
     "base_width": None,
+    "scheduled_decay": False,
     "polar": False,
     "max_factor_step": math.inf,
     "order": 1,
@@ -54,7 +55,7 @@ class INGD(KroneckerOptimizer):
     with its bias as a last column. By default, the average B of the directions (Nesterov's) is scaled to
     a root mean square r in each layer, which shrinks with the number of inputs as initial weights do::
 
-        B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay) W - lr r Q / rms(Q)
+        B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay lr / max(lr)) W - lr r Q / rms(Q)
         r = step_rms sqrt(base_width / p)         for p inputs
 
     Q is the polar factor of B, the orthogonal matrix nearest to it, for layers with a dense factor whose batches have
@@ -74,6 +75,8 @@ class INGD(KroneckerOptimizer):
         lr: learning rate; with ``step_rms`` it has about the unit of AdamW's.
         momentum: weight of the past in the average of directions.
         weight_decay: the weight decay. It is decoupled with ``step_rms``, and added to the direction otherwise.
+        scheduled_decay: whether decoupled weight decay is multiplied by ``lr / max(lr)`` over the steps so far: then it
+            vanishes before the steps do, and the end of a schedule fits the loss alone.
         damping: added to the curvature, relative to its mean (absolute in the paper's preset).
         precond_lr: b1, how fast the factors follow.
         precond_momentum: a1. By default there is none: b1 is so large that it has little to add, and a dense factor
@@ -150,6 +153,7 @@ class INGD(KroneckerOptimizer):
         *,
         momentum: Scalar = 0.8,
         weight_decay: Scalar = 0.2,
+        scheduled_decay: bool = True,
         damping: Scalar = 0.2,
         precond_lr: Scalar = early_average,
         precond_momentum: Scalar = 0.0,
@@ -191,6 +195,7 @@ class INGD(KroneckerOptimizer):
                 "lr": lr,
                 "momentum": momentum,
                 "weight_decay": weight_decay,
+                "peak_lr": 0.0 if scheduled_decay else None,
                 "damping": damping,
                 "precond_lr": precond_lr,
                 "precond_momentum": precond_momentum,

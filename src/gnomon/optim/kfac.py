@@ -18,6 +18,7 @@ OWN_TO_INGD = {
     "precond_momentum",
     "structure",
     "base_width",
+    "scheduled_decay",
     "polar",
     "max_factor_step",
     "order",

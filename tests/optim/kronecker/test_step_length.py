@@ -113,3 +113,22 @@ def test_the_root_mean_square_of_directions(scale):
     stacks[0][0, 123, 4] = math.nan
     assert rms_of(stacks, stacks[0].device).isfinite().tolist() == [False] + 7 * [True]
     assert (rms_of([0 * stack for stack in stacks[1:]], stacks[0].device) == 0).all()
+
+
+@pytest.mark.parametrize(("settings", "shares"), [({}, (0.5, 1, 0.25)), ({"scheduled_decay": False}, (0.5, 1, 0.5))])
+def test_decay_follows_the_schedule(settings, shares):
+    """A weight whose steps are tiny shrinks by ``lr weight_decay lr / max(lr)``, with the largest rate so far."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 3), nn.LayerNorm(3)).double()
+    optimizer = INGD(model, 1.0, weight_decay=0.1, step_rms=1e-12, fallback_lr=1.0, **settings)
+    for rate, share in zip((0.5, 1.0, 0.5), shares, strict=True):
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        before = model[0].weight.detach().clone()
+        optimizer.zero_grad()
+        model(torch.randn(8, 4, dtype=F64)).square().sum().backward()
+        optimizer.step()
+        close(model[0].weight.detach(), (1 - 0.1 * share) * before, 1e-9)
+    copy = INGD(model, 1.0, **settings)
+    copy.load_state_dict(optimizer.state_dict())
+    assert copy.param_groups[0]["peak_lr"] == optimizer.param_groups[0]["peak_lr"]

@@ -31,6 +31,7 @@ BEFORE: dict[str, Any] = {
     "grouped": "each",
     "step_rms": 0.5,
     "base_width": None,
+    "scheduled_decay": False,
     "polar": False,
     "kl_clip": None,
     "max_factor_step": 0.5,

@@ -129,6 +129,8 @@ def follow_schedules(group: Settings, schedules: Schedules) -> None:
         check_settings(new)
         group.update(new)
     group.update(own_numbers({name: group[name] for name in NUMBERS if _is_unusual(name, group.get(name))}))
+    if group.get("peak_lr") is not None:  # which is None where decay does not follow the schedule
+        group["peak_lr"] = max(group["peak_lr"], float(group["lr"]))
 
 
 def check_gradients(names: dict[nn.Parameter, str], groups: list[Settings]) -> None:

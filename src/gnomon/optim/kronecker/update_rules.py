@@ -56,9 +56,18 @@ def decay(params: list[Tensor], amount: float, gates: Tensor) -> None:
         torch._foreach_mul_(params, kept(1 - amount, gates))
 
 
+def decay_of(group: State) -> float:
+    """``lr weight_decay``, times ``lr / peak_lr`` where decay follows the schedule.
+
+    At the end of a schedule decay then vanishes before the steps do, and the last steps fit the loss alone.
+    """
+    peak = group.get("peak_lr")
+    return group["lr"] * group["weight_decay"] * (group["lr"] / peak if peak else 1.0)
+
+
 def decoupled(params: list[Tensor], directions: list[Tensor], lengths: Tensor, group: State, gates: Tensor) -> None:
-    """``W <- (1 - lr weight_decay) W - lr length direction``, where a length is 0 with its gate."""
-    decay(params, group["lr"] * group["weight_decay"], gates)
+    """``W <- (1 - decay) W - lr length direction``, where a length is 0 with its gate."""
+    decay(params, decay_of(group), gates)
     torch._foreach_addcmul_(params, directions, added(-group["lr"], lengths))
 
 
@@ -95,7 +104,7 @@ def adamw(params: list[Tensor], states: list[State], gradients: list[Tensor], gr
     torch._foreach_add_(first, gradients, alpha=1 - beta1)
     torch._foreach_mul_(second, kept(beta2, wide))
     torch._foreach_addcmul_(second, gradients, gradients, value=1 - beta2)
-    decay(params, group["lr"] * group["weight_decay"], gates)
+    decay(params, decay_of(group), gates)
     # The counts are equal, unless some parameters had no gradient at times.
     counts = torch.stack(steps).clamp(min=1)
     roots = torch._foreach_mul(second, [*(1 / (1 - beta2**counts)).unbind()])
@@ -415,7 +424,7 @@ class LayerSteps:
             params: list[Tensor] = [part.p for part in few]
             directions = (part.direction.to(part.p.dtype) for part in few)
             places = zip(params, directions, self._averages(few), strict=True)
-            own = ((far[part.layer] * part.group["lr"], part.group["lr"] * part.group["weight_decay"]) for part in few)
+            own = ((far[part.layer] * part.group["lr"], decay_of(part.group)) for part in few)
             numbers = tuple(float(n) for n in (group["momentum"], *chain.from_iterable(own)))
             like, kind = params[0], tuple((len(layer), *(part.p.shape for part in layer)) for layer in layers)
             first, last = few[0].layer, few[-1].layer
