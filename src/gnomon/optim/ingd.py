@@ -56,7 +56,7 @@ class INGD(KroneckerOptimizer):
     a root mean square r in each layer, which shrinks with the number of inputs as initial weights do::
 
         B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay lr / max(lr)) W - lr r Q / rms(Q)
-        r = step_rms sqrt(base_width / p)         for p inputs
+        r = step_rms sqrt(base_width / width)     for a layer with so many inputs
 
     Q is the polar factor of B, the orthogonal matrix nearest to it, for layers with a dense factor whose batches have
     many rows, and B itself otherwise (:class:`~gnomon.optim.kronecker.polar.PolarDirections`).
@@ -97,7 +97,8 @@ class INGD(KroneckerOptimizer):
         step_rms: root mean square of the step of a layer with ``base_width`` inputs at ``lr = 1``; None for steps as
             long as they are.
         base_width: the number of inputs at which a layer's steps have the root mean square ``step_rms``. They are
-            smaller in wider layers and larger in narrower ones, except in embeddings. None for the same everywhere.
+            smaller in wider layers and larger in narrower ones, except in embeddings. A convolution counts its input
+            channels or the positions of a patch, whichever are more. None for the same everywhere.
         polar: whether a step goes along the polar factor of B, the orthogonal matrix nearest to it. It is taken where
             a factor is dense and a batch has enough rows to pay for it. A mapping from patterns of layer names to
             numbers says how many matrices lie side by side in the outputs of a layer, as in ``{"*.qkv": 3}``; 0 leaves

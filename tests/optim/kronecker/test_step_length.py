@@ -52,6 +52,30 @@ def test_steps_are_smaller_in_wider_layers(settings):
     assert lengths == pytest.approx(wanted, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("module", "width"),
+    [
+        (nn.Conv2d(64, 8, 3), 64),
+        (nn.Conv2d(3, 8, 3, bias=False), 9),
+        (nn.Conv2d(12, 12, 5, groups=12), 25),
+        (nn.Conv1d(16, 8, 4, groups=2), 8),
+        (nn.ConvTranspose2d(10, 4, 3), 10),
+    ],
+    ids=str,
+)
+def test_the_width_of_a_convolution(module, width):
+    """It is the larger one of the channels and the positions of a patch."""
+    optimizer = INGD(module, 1e-2, weight_decay=0.0)
+    before = [p.detach().clone() for p in module.parameters()]
+    module(torch.randn(4, module.in_channels, *(9,) * len(module.kernel_size))).square().mean().backward()
+    optimizer.step()
+    layer = next(iter(optimizer._layers.values())).layer
+    moved = [p.detach() - old for p, old in zip(module.parameters(), before, strict=True)]
+    count = sum(layer.weight.numel() if p.ndim > 1 else p.numel() for p in layer.parameters)
+    total = sum(step.square().sum() for step in moved[: len(layer.parameters)])
+    assert (total / count).sqrt().item() == pytest.approx(0.5e-2 * math.sqrt(128 / width), rel=1e-4)
+
+
 def test_the_predicted_change_is_bounded():
     torch.manual_seed(0)
     model = nn.Linear(6, 4, bias=False)

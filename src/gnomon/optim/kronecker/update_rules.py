@@ -528,13 +528,14 @@ class LayerSteps:
 def step_lengths(moving: Sequence[Move]) -> tuple[float, ...]:
     """The root mean square of each layer's step at a learning rate of 1.
 
-    It is ``step_rms sqrt(base_width / p)`` for a layer with p inputs, so that a step changes the outputs of wide and
-    narrow layers by about as much. An embedding, where one input is 1 and all others are 0, has ``step_rms``.
+    It is ``step_rms sqrt(base_width / width)``, with the layer's number of inputs as its width, so that a step changes
+    the outputs of wide and narrow layers by about as much. An embedding, where one input is 1 and all others are 0, has
+    ``step_rms``.
     """
 
     def length(layer: Layer, group: Settings) -> float:
-        width = group.get("base_width")
-        return group["step_rms"] * (1.0 if width is None or layer.takes_indices else math.sqrt(width / layer.p))
+        base = group.get("base_width")
+        return group["step_rms"] * (1.0 if base is None or layer.takes_indices else math.sqrt(base / layer.width))
 
     return tuple(length(move.layer.layer, move.group) for move in moving)
 

@@ -86,6 +86,11 @@ class Layer:
         return self.blocks * self.d * self.p
 
     @property
+    def width(self) -> int:
+        """The number of inputs that the length of a step depends on."""
+        return self.p
+
+    @property
     def parameters(self) -> list[nn.Parameter]:
         """The weight, and the bias where it is a column of the matrix."""
         return [self.weight] if self.bias is None else [self.weight, self.bias]

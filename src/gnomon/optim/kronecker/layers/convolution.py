@@ -32,6 +32,12 @@ class ConvolutionLayer(Layer):
         self.d = module.out_channels // self.blocks
         self.p = math.prod(module.weight.shape[1:]) + (self.bias is not None)
 
+    @property
+    def width(self) -> int:
+        """The larger one of the channels and the positions of a patch: neighbouring positions are much alike."""
+        channels, *kernel = self.weight.shape[1:]
+        return max(channels, math.prod(kernel))
+
     def inputs(self, x: Tensor, every: int = 1, start: int = 0) -> Tensor:
         m = self.module
         return _patches(self._prepared(x), m.kernel_size, m.stride, m.dilation, self.blocks, every, start)
