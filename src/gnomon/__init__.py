@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from . import groups, optim, riemannian
-from .manifolds import SPD, Gaussian, averaged, kl_divergence
+from .manifolds import SPD, Gaussian, StructuredNormal, averaged, kl_divergence
 from .optim import moving_frame
 
 __version__ = "0.2.0"
@@ -17,6 +17,7 @@ __version__ = "0.2.0"
 __all__ = [
     "SPD",
     "Gaussian",
+    "StructuredNormal",
     "__version__",
     "averaged",
     "baselines",

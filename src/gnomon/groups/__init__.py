@@ -11,6 +11,7 @@ from .diagonal import Diagonal, Fixed
 from .kronecker import Kronecker
 from .low_rank import LowRank, LowRankAffine, Marginal
 from .operator import SymmetricOperator
+from .square import Square
 from .structures import STRUCTURE_NAMES, StructureLike, as_factory, as_structure
 from .toeplitz import Toeplitz
 from .triangular import Triangular
@@ -31,6 +32,7 @@ __all__ = [
     "LowRank",
     "LowRankAffine",
     "Marginal",
+    "Square",
     "StructureLike",
     "SymmetricOperator",
     "Toeplitz",

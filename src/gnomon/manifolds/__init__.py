@@ -3,7 +3,8 @@
 from .averaging import averaged
 from .divergence import kl_divergence
 from .gaussian import Gaussian
+from .normal import StructuredNormal
 from .point import Point, all_finite, point_of
 from .spd import SPD
 
-__all__ = ["SPD", "Gaussian", "Point", "all_finite", "averaged", "kl_divergence", "point_of"]
+__all__ = ["SPD", "Gaussian", "Point", "StructuredNormal", "all_finite", "averaged", "kl_divergence", "point_of"]

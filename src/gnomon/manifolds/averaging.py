@@ -6,7 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from .divergence import Square, trace_of_ratio
+from ..groups import Square
+from .divergence import trace_of_ratio
 from .gaussian import Gaussian
 from .point import Point
 

@@ -7,66 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple
 from torch import Tensor
 from torch.distributions import Distribution, Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
 
-from ..groups import Dense, Diagonal, Element, Group, LowRank, SymmetricOperator, Triangular
+from ..groups import Dense, Diagonal, LowRank, Square, Triangular
 
 if TYPE_CHECKING:
     from .gaussian import Gaussian
-
-
-class Square(NamedTuple):
-    """``S = A A^T``, or with ``inverse`` its inverse ``A^-T A^-1``, for an element A of a group."""
-
-    group: Group
-    element: Element
-    inverse: bool
-
-    @property
-    def inverted(self) -> Square:
-        return self._replace(inverse=not self.inverse)
-
-    @property
-    def products(self) -> int:
-        """How many products with H :meth:`trace_with` takes."""
-        return self.group.rank if isinstance(self.group, LowRank) else self.group.products
-
-    def _root(self) -> tuple[Group, Element]:
-        """R in its group, for ``S = R R^T``."""
-        group, a = self.group, self.element
-        if not self.inverse:
-            return group, a
-        return group.transposed, group.transpose(group.ldiv(a, group.identity_like(a)))
-
-    def trace_with(self, other: Square) -> Tensor:
-        """``tr(S H)`` for another such matrix H: ``R^T H R`` from as few products with H as the structure of R asks."""
-        h = other.operator()
-        if isinstance(self.group, LowRank):
-            trace = self.group.inverse_trace_with if self.inverse else self.group.trace_with
-            return trace(self.element, h)
-        group, root = self._root()
-        return group.trace(group.congruence(root, h))
-
-    def operator(self) -> SymmetricOperator:
-        """S by its products and its diagonal."""
-        diagonal = self._diagonal()
-        return SymmetricOperator(self.group.k, self._product, lambda part: diagonal[..., part.where])
-
-    def _product(self, rows: Tensor) -> Tensor:
-        act = self.group.apply_inverse if self.inverse else self.group.apply
-        return act(self.element, act(self.element, rows, not self.inverse), self.inverse)
-
-    def _diagonal(self) -> Tensor:
-        if self.inverse and isinstance(self.group, LowRank):
-            return self.group.inverse_diagonal(self.element)
-        group, root = self._root()
-        return group.square_diagonal(root)
-
-    def logdet(self) -> Tensor:
-        return (-2 if self.inverse else 2) * self.group.logabsdet(self.element)
-
-    def quadratic_form(self, x: Tensor) -> Tensor:
-        """``x^T S x``."""
-        half = self.group.solve if self.inverse else self.group.rmatvec
-        return half(self.element, x).square().sum(-1)
 
 
 class Normals(NamedTuple):

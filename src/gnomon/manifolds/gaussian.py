@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -11,14 +10,13 @@ from torch import Tensor
 from torch.distributions import Distribution, MultivariateNormal
 
 from ..frames import Chart
-from ..groups import Affine, Element, Group, LowRank, LowRankAffine, StructureLike
+from ..groups import Affine, Element, Group, LowRank, LowRankAffine, Square, StructureLike
 from ..groups.low_rank import Energy
 from ..linalg import as_tensor, widen
-from .divergence import Normals, Square, kl_divergence
+from .divergence import Normals, kl_divergence
 from .init import Init, as_batch_shape, as_group, as_values, initial_element, natural_dtype
+from .normal import LOG_2PI, Indices, StructuredNormal
 from .point import AtOrigin, Point
-
-_LOG_2PI = math.log(2 * math.pi)
 
 
 class Gaussian(Point):
@@ -169,7 +167,7 @@ class Gaussian(Point):
             energy = self._low_rank_energy(self.group, x)
         else:
             energy = self._standardize(x).square().sum(-1) + self.logdet()
-        return -0.5 * (energy + self.d * _LOG_2PI)
+        return -0.5 * (energy + self.d * LOG_2PI)
 
     def _low_rank_energy(self, group: LowRankAffine, x: Tensor) -> Tensor:
         """``(x - mu)^T Sigma^-1 (x - mu) + log det Sigma``, differentiated down to the coordinates at once."""
@@ -201,7 +199,7 @@ class Gaussian(Point):
 
     def entropy(self) -> Tensor:
         """``d/2 (1 + log 2 pi) + 1/2 log det Sigma``."""
-        return 0.5 * (self.d * (1 + _LOG_2PI) + self.logdet())
+        return 0.5 * (self.d * (1 + LOG_2PI) + self.logdet())
 
     def kl_divergence(self, other: Gaussian | Distribution) -> Tensor:
         """``KL(self || other)`` for a Gaussian of ours or of torch's; see :func:`gnomon.kl_divergence`."""
@@ -209,9 +207,40 @@ class Gaussian(Point):
 
     def normals(self) -> Normals:
         """The mean, the covariance by its factor, and its log-determinant."""
+        return Normals(*self._mean_and_covariance(), self.logdet())
+
+    def _mean_and_covariance(self) -> tuple[Tensor, Square]:
         linear, factor, _ = self._parts()
-        covariance = Square(linear, factor, self.form == "precision")
-        return Normals(self.affine.mean(self.element()), covariance, self.logdet())
+        return self.affine.mean(self.element()), Square(linear, factor, self.form == "precision")
+
+    def marginal(self, indices: Indices) -> StructuredNormal:
+        """The distribution of some coordinates, in the order given.
+
+        Where they have a structure of their own it costs no more than that, and has it: some coordinates of a diagonal
+        or low-rank covariance, the first ones of a lower triangular one (of an upper triangular one the last), an
+        arrow's head with some of its tail, whole blocks. Other coordinates get a dense factor, of which an error
+        says if it is too large.
+
+        Args:
+            indices: different coordinates: a number, several, a slice or a mask. Negative ones count from the end.
+                ``slice(None)`` gives this Gaussian as a distribution of torch.
+
+        The result is a distribution of :mod:`torch.distributions` that shares this Gaussian's graph: gradients
+        flow to the coordinates, and a step of the optimizer makes it stale.
+        """
+        return StructuredNormal(*self._mean_and_covariance()).marginal(indices)
+
+    def conditional(self, indices: Indices, values: Tensor) -> StructuredNormal:
+        """The distribution of the other coordinates, in increasing order, given values of these.
+
+        With the precision P it is ``N(mu_r - P_rr^-1 P_rg (values - mu_g), P_rr^-1)``, which in precision form needs
+        no inverse. What :meth:`marginal` says of structures holds for P.
+
+        Args:
+            indices: coordinates that are known, as in :meth:`marginal`.
+            values: their values, ``(*sample, *batch_shape, len(indices))``; the result has a mean for each.
+        """
+        return StructuredNormal(*self._mean_and_covariance()).conditional(indices, values)
 
     def to_distribution(self) -> MultivariateNormal:
         """The same as a :class:`torch.distributions.MultivariateNormal`; dense, in at least float32."""
