@@ -77,3 +77,54 @@ def test_auto_is_diagonal_on_much_longer_sides():
         pair = next(iter(optimizer._layers.values())).pair
         kinds = ["G" if isinstance(form, GramFactor) else "D" for form in pair]
         assert "".join(kinds) == expected, (inputs, outputs)
+
+
+def adapted(width, rank, layers):
+    """Low-rank adapters beside frozen layers, without their data."""
+    with torch.device("meta"):
+        frozen = [nn.Linear(width, width).requires_grad_(False) for _ in range(layers)]
+        pairs = [nn.Linear(*sizes, bias=False) for _ in range(layers) for sizes in ((width, rank), (rank, width))]
+    return nn.ModuleList([*frozen, *pairs])
+
+
+@pytest.mark.parametrize(
+    ("width", "rank", "layers", "least", "most"),
+    [
+        (512, 8, 24, 1, 4),  # 48 dense factors of 512 would take 65 times the adapters
+        (512, 64, 24, 1, 4),
+        (256, 8, 24, 1, 4),
+        (512, 8, 2, 60, 70),  # 4 MB in all
+    ],
+)
+def test_small_long_sides_are_dense_while_they_cost_little(width, rank, layers, least, most):
+    optimizer = INGD(adapted(width, rank, layers))
+    trained = sum(4 * p.numel() for group in optimizer.param_groups for p in group["params"])
+    assert least <= optimizer.memory_usage() / trained <= most
+
+
+USUAL = {
+    "an output layer on frozen features": lambda: nn.ModuleList(
+        [nn.Linear(512, 512).requires_grad_(False), nn.Linear(512, 10)]
+    ),
+    "few features, a wide hidden layer": lambda: nn.Sequential(nn.Linear(10, 512), nn.ReLU(), nn.Linear(512, 1)),
+    "blocks of a transformer": lambda: nn.ModuleList(
+        [nn.Linear(160, size) for _ in range(12) for size in (480, 160, 640)] + [nn.Linear(640, 160) for _ in range(12)]
+    ),
+    "blocks of perceptrons": lambda: nn.ModuleList(
+        [nn.Linear(*s) for _ in range(12) for s in ((128, 512), (512, 128))]
+    ),
+    "convolutions": lambda: nn.ModuleList([nn.Conv2d(64, 64, 3) for _ in range(40)] + [nn.Linear(64, 10)]),
+    "many outputs of one network": lambda: nn.ModuleList(
+        [nn.Conv2d(128, 256, 3)] + [nn.Linear(256, 2) for _ in range(30)]
+    ),
+}
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_usual_networks_are_dense_on_sides_up_to_640(name):
+    with torch.device("meta"):
+        optimizer = INGD(USUAL[name]())
+    small = [row for row in optimizer.summary().rows if row.k and max(row.shape) <= 640]
+    sides = [side for row in small for side in (row.k, row.c) if int(side.split("(")[1].rstrip(")")) <= 640]
+    assert sides
+    assert all(side.startswith("Dense") for side in sides)

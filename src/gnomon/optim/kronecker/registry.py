@@ -12,9 +12,9 @@ from ...groups import Diagonal
 from ...manifolds import point_of
 from .config import CurvatureConfig
 from .factor_rule import FactorRule
-from .layers import Matrix, find_matrices
+from .layers import Layer, Matrix, find_matrices
 from .layers.base import FactoredLayer, Settings, parameter_names
-from .structures import Structure, check_structure, groups_for, unmatched
+from .structures import LARGE, Structure, check_structure, groups_for, largest_dense, unmatched
 
 WRAPPERS = ("_orig_mod.", "module.")
 """What ``torch.compile`` and ``DistributedDataParallel`` put before the names of a model."""
@@ -56,11 +56,13 @@ class LayerRegistry:
         self._indices = itertools.count()  # an index is never given again, also if its layer is gone
         for p, name in self.names().items():
             check_parameter(name, p)
-        self._matrices = self._find_matrices(apart=())
+        self._find_matrices(apart=())
 
-    def _find_matrices(self, apart: Collection[nn.Parameter]) -> dict[nn.Parameter, Matrix]:
+    def _find_matrices(self, apart: Collection[nn.Parameter]) -> None:
         found = find_matrices(self._model, self._bare, self._average, apart)
-        return {matrix.layer.weight: matrix for matrix in found}
+        self._matrices = {matrix.layer.weight: matrix for matrix in found}
+        linear = ((m.layer.blocks, m.layer.d, m.layer.p) for m in found if _is_linear(m.layer))
+        self._largest_dense = largest_dense(linear, trained=sum(m.layer.size for m in found))
 
     def names(self) -> dict[nn.Parameter, str]:
         """The names of the model's parameters."""
@@ -103,7 +105,7 @@ class LayerRegistry:
         """Split parameters into those of layers and others; ``fallbacks`` are the others of the groups so far."""
         if any(p not in self._matrices and p not in self.layers for p in params):
             # A layer that was frozen until now: its bias may be among the other parameters already.
-            self._matrices = self._find_matrices(apart=[p for group in fallbacks for p in group])
+            self._find_matrices(apart=[p for group in fallbacks for p in group])
         unknown = [p for p in params if p in self._matrices and p not in self.layers]
         new = [self._new_layer(self._matrices[p], settings) for p in unknown]
         known = [matrix.layer for weight, matrix in self._matrices.items() if weight not in self.layers]
@@ -113,7 +115,8 @@ class LayerRegistry:
 
     def _new_layer(self, matrix: Matrix, settings: Settings) -> FactoredLayer:
         layer, name = matrix.layer, self._plain_name(matrix.name)
-        left, right = groups_for(self._structure, name, layer.p, layer.d, self._max_dim)
+        largest = self._largest_dense if _is_linear(layer) else LARGE
+        left, right = groups_for(self._structure, name, layer.p, layer.d, self._max_dim, largest)
         if layer.takes_indices and not isinstance(left, Diagonal):
             left = Diagonal(layer.p)
         pair = self._rule.pair((left, right), layer.weight.dtype, settings)
@@ -146,6 +149,11 @@ class LayerRegistry:
         names = [layer.name for layer in self.layers.values()]
         for pattern in unmatched(self._structure, names):
             raise ValueError(f"structure has the pattern {pattern!r}, which matches no layer; there are {names}")
+
+
+def _is_linear(layer: Layer) -> bool:
+    """Whether a layer is no convolution, whose kernels make its inputs long, and no embedding."""
+    return not layer.has_axes and not layer.takes_indices
 
 
 def check_parameter(name: str, p: Tensor) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -19,6 +19,8 @@ AUTO = "auto"
 LONG, LARGE = 3.5, 640
 """A side that is more than so many times as long as the other one, and larger than this, has a diagonal factor with
 ``"auto"``."""
+ROOM, TIMES = 2**21, 4
+"""The numbers that dense factors of smaller long sides may have together, in all and over the trained numbers."""
 BLOCK = 32
 RANK = 8
 """Dense rows or columns at an end of a sparse factor; products with a multiple of eight are quickest."""
@@ -71,18 +73,30 @@ def check_structure(structure: Structure) -> None:
         factory_of(structure)
 
 
-def by_shape(p: int, d: int) -> tuple[Side, Side]:
+def by_shape(p: int, d: int, largest: int = LARGE) -> tuple[Side, Side]:
     """The structures of K (size p) and C (size d) by the shape of a layer: dense, and diagonal on a much longer side.
 
     A dense factor of a side r times as long takes r^3 times the work of the other one for an update and r^2 times its
-    memory. Small sides are dense whatever the ratio, because their factors cost little: those of output layers, for
-    example, have few outputs.
+    memory. Sides up to ``largest`` are dense whatever the ratio, because their factors cost little: those of output
+    layers, for example, have few outputs.
     """
 
     def side(size: int, other: int) -> str:
-        return "diagonal" if size > max(LONG * other, LARGE) else "dense"
+        return "diagonal" if size > max(LONG * other, largest) else "dense"
 
     return side(p, d), side(d, p)
+
+
+def largest_dense(shapes: Iterable[tuple[int, int, int]], trained: int) -> int:
+    """The size up to which long sides are dense, in linear layers ``(blocks, d, p)`` of a model: 640, or 0.
+
+    It is 0 where small long sides are most of the model, as in low-rank adapters of all layers of a network: where
+    their dense factors together have more than 2 million numbers (8 MB in float32), and more than four times as many as
+    the model trains.
+    """
+    sides = ((blocks, min(p, d), max(p, d)) for blocks, d, p in shapes)
+    factors = sum(blocks * long**2 for blocks, short, long in sides if LONG * short < long <= LARGE)
+    return 0 if factors > max(ROOM, TIMES * trained) else LARGE
 
 
 def unmatched(structure: Structure, names: list[str]) -> list[str]:
@@ -92,16 +106,19 @@ def unmatched(structure: Structure, names: list[str]) -> list[str]:
     return [pattern for pattern in structure if not any(fnmatchcase(name, pattern) for name in names)]
 
 
-def groups_for(structure: Structure, name: str, p: int, d: int, max_dim: int | None) -> tuple[Group, Group]:
+def groups_for(
+    structure: Structure, name: str, p: int, d: int, max_dim: int | None, largest: int = LARGE
+) -> tuple[Group, Group]:
     """The groups of K (size p) and C (size d) for a layer; a size above ``max_dim`` gets a diagonal.
 
-    Of the patterns that match a layer's name the first counts; a layer that none matches is dense.
+    Of the patterns that match a layer's name the first counts; a layer that none matches is dense. ``largest`` is that
+    of :func:`by_shape`.
     """
     if structure == AUTO:
-        structure = by_shape(p, d)
+        structure = by_shape(p, d, largest)
     if isinstance(structure, Mapping):
         chosen = next((value for pattern, value in structure.items() if fnmatchcase(name, pattern)), "dense")
-        return groups_for(chosen, name, p, d, max_dim)
+        return groups_for(chosen, name, p, d, max_dim, largest)
     sides = structure if isinstance(structure, (tuple, list)) else (structure, structure)
     left, right = (_group(side, size, max_dim) for side, size in zip(sides, (p, d), strict=True))
     return left, right
