@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shutil
 
 import pytest
 
@@ -18,6 +19,8 @@ from gnomon.experiments.common.trials import Curve, Store, Trial, run_trials
 from gnomon.experiments.figures import manifold, reproduce, rosenbrock
 from gnomon.experiments.figures.reproduce import EXPERIMENTS
 from gnomon.experiments.figures.results import Results
+from gnomon.experiments.training.config import Config
+from support.training import command, written
 
 NAMES = list(EXPERIMENTS)
 
@@ -169,6 +172,17 @@ def test_numbers_are_never_cut(runs):
         console.print(reproduce.terminal_table(title, header, rows, width))
         text = console.file.getvalue()
         assert all(cell in text for row in rows for cell in row[2:])
+
+
+@pytest.mark.slow
+def test_compare_leaves_out_what_reproduce_writes(runs, tmp_path):
+    """A shell gives all of ``runs/*`` to it."""
+    run = written(runs / "digits-mlp-ingd", Config(epochs=2), [50.0, 40.0])
+    result = command("compare", *sorted(runs.iterdir()), "--output", tmp_path / "curves.png")
+    shutil.rmtree(run)
+    assert result.exit_code == 0, result.output
+    assert all(f"Left out: {runs / name} holds no run." in result.output for name in NAMES)
+    assert "INGD" in result.output
 
 
 def test_every_seed_is_measured_from_its_own_minimum():

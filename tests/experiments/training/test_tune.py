@@ -14,6 +14,7 @@ from gnomon.cli import main  # noqa: E402
 from gnomon.experiments.training import tune as tuning  # noqa: E402
 from gnomon.experiments.training.config import Config, TrainingError, completed, config_from, read_settings  # noqa: E402
 from gnomon.experiments.training.run import Outcome, train  # noqa: E402
+from gnomon.experiments.training.trainer import Epoch  # noqa: E402
 
 BASE = Config(train_limit=200, batch_size=45, epochs=2)
 
@@ -117,6 +118,17 @@ def test_bad_input(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(TrainingError, match="cannot write to"):
         tuning.tune(BASE, ["sgd"], 1, Path(tmp_path / "file"))
+
+
+def test_a_tie_of_errors_is_broken_by_the_validation_loss():
+    config = completed(Config(optimizer="sgd"))
+
+    def epoch(error, loss):
+        return Epoch(1, 1, 1.0, 50.0, loss, error, 0.1, 1.0, 1.0)
+
+    equal, better, worse = (tuning.judged(config, epoch(*last)) for last in ((10.0, 0.4), (10.0, 0.3), (12.0, 0.1)))
+    search = tuning.Search("sgd", [tuning.judged(config, None), equal, better, worse], {})
+    assert search.best is better
 
 
 def test_a_damping_that_is_given_is_kept():

@@ -6,15 +6,21 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from .files import atomic_file
 
 
-def style_panel(panel: Axes, x: str, y: str) -> None:
-    """Label the axes of a panel with curves, and add a grid and a legend."""
+def style_panel(panel: Axes, x: str, y: str, *, whole: bool = False) -> None:
+    """Label the axes of a panel with curves, and add a grid and a legend.
+
+    With ``whole`` the x axis has whole numbers only.
+    """
     panel.set_xlabel(x)
     panel.set_ylabel(y)
     panel.set_xlim(left=0)
+    if whole:
+        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
     panel.grid(alpha=0.3)
     panel.legend(fontsize=8)
 

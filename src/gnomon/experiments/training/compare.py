@@ -175,7 +175,7 @@ def draw(groups: list[RunGroup], path: Path, clock: Clock = "wall") -> None:
             times = [seconds / UNITS[unit] for seconds in _seconds(group, clock)]
             _draw_group(by_time, group, times, name, f"C{i}")
         measure = "test loss" if chosen[0][0].in_loss else "test error in %"
-        style_panel(by_epoch, "epoch", measure)
+        style_panel(by_epoch, "epoch", measure, whole=True)
         style_panel(by_time, f"{unit} of training{', CPU time' if clock == 'cpu' else ''}", "")
         by_epoch.set_title(f"{models.MODELS[model].title} on {data}", fontsize=11, loc="left")
     save_png(figure, path)

@@ -24,7 +24,7 @@ def draw_run(epochs: list[Epoch], config: Config, path: Path) -> None:
     ):
         panel.plot(x, training, color="C0", linestyle="--", label="training batches", **_marks(x))
         panel.plot(x, testing, color="C3", label=f"{held_out} set", **_marks(x))
-        style_panel(panel, "epoch", title)
+        style_panel(panel, "epoch", title, whole=True)
     figure.suptitle(f"{config.model} on {config.data}, {TITLES[config.optimizer]}, lr {config.lr:g}", fontsize=11)
     save_png(figure, path)
 
