@@ -9,9 +9,11 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
+from torch.distributed import ProcessGroup
 
 from ..linalg import align
-from .distributed.strategies import MODES, Mode, strategy_for
+from .distributed.strategies import SHARDS, ShardChoice, strategy_for
+from .distributed.tensor_parallel import mark_parts
 from .kronecker.config import CurvatureConfig, FactorConfig, Scalar, StepConfig, check_choice, resolves_preset
 from .kronecker.factor_update import InverseFreeFactors, early_average, published_precond_lr
 from .kronecker.layers.base import Approximation, Settings
@@ -83,9 +85,11 @@ class INGD(KroneckerOptimizer):
             costs half as much without it.
         update_every: steps between updates of the factors, T in the paper.
         structure: the structure of K and C: ``"auto"`` is dense, with a diagonal on a side above 640 that is more than
-            3.5 times as long as the other one; ``"dense"``, ``"triangular"``, ``"diagonal"``, ``"block"``, ``"arrow"``,
-            ``"heisenberg"``, ``"toeplitz"`` or ``"identity"``, a function from the size to a group, a pair of those
-            for (K, C), or a mapping from patterns of layer names (``"encoder.*"``) to any of these.
+            3.5 times as long as the other one, and on smaller ones of linear layers where dense factors of such sides
+            would take more than 8 MB, and more than four times the trained parameters, in all; ``"dense"``,
+            ``"triangular"``, ``"diagonal"``, ``"block"``, ``"arrow"``, ``"heisenberg"``, ``"toeplitz"`` or
+            ``"identity"``, a function from the size to a group, a pair of those for (K, C), or a mapping from patterns
+            of layer names (``"encoder.*"``) to any of these.
         curvature: ``"kfac"`` takes inputs and output gradients of layers by hooks, and the gradient matrix where no
             hook can see them; ``"gradient"`` takes the gradient matrix alone.
         fisher: ``"empirical"`` takes the gradients of the loss; ``"mc"`` those of targets drawn from the model's
@@ -137,6 +141,8 @@ class INGD(KroneckerOptimizer):
             Without it ``step_rms`` works all the same, while ``kl_clip`` and the paper's preset do not.
         shard: on several ranks, whether each updates all factors (``"none"``), a layer's are updated by one rank, which
             sends them to the others (``"update"``), or stored by it alone, which sends directions (``"full"``).
+            ``"auto"`` is ``"full"`` where ``fully_shard()`` or tensor parallelism has divided the parameters, so that
+            gradients go to owners, and ``"none"`` otherwise.
         preset: ``"robust"`` or ``"paper"``: what arguments that are not given mean.
         seed: the seed of random rounding.
 
@@ -183,11 +189,11 @@ class INGD(KroneckerOptimizer):
         groups: Iterable[Settings] = (),
         precondition_only: bool = False,
         scaler: torch.amp.GradScaler | None = None,
-        shard: Mode = "none",
+        shard: ShardChoice = "auto",
         preset: Literal["robust", "paper"] = "robust",
         seed: int = 0,
     ) -> None:
-        check_choice("shard", shard, MODES)
+        check_choice("shard", shard, SHARDS)
         config = FactorConfig(relative, order, max_factor_step, convention, precond_dtype, memory, compile, seed)
         self._factors, self._shard = InverseFreeFactors(config), shard
         super().__init__(
@@ -211,14 +217,19 @@ class INGD(KroneckerOptimizer):
             curvature=CurvatureConfig(curvature, fisher, approx, grouped, subsample, scaler),
             steps=StepConfig(fallback, fallback_lr, growing_intervals, precondition_only, compile),
             groups=groups,
-            sharing=partial(strategy_for, mode=shard, by_gradient=curvature == "gradient"),
+            sharing=partial(strategy_for, shard=shard, by_gradient=curvature == "gradient"),
             low_memory=memory == "low",
             direction=None if polar is False else PolarDirections(polar),
         )
 
     @classmethod
     def from_groups(
-        cls, groups: Iterable[Settings], lr: Scalar = 1e-2, *, shard: Mode = "full", **settings: Any
+        cls,
+        groups: Iterable[Settings],
+        lr: Scalar = 1e-2,
+        *,
+        tensor_parallel_group: ProcessGroup | None = None,
+        **settings: Any,
     ) -> INGD:
         """An INGD of parameters with names, for engines that hand over groups of them and no model.
 
@@ -230,8 +241,10 @@ class INGD(KroneckerOptimizer):
             groups: dictionaries with ``params``, pairs of a name and a parameter as ``model.named_parameters()`` gives
                 them, and settings.
             lr: the learning rate.
-            shard: as in the constructor. On ranks that hold parts of parameters (``fully_shard()``, tensor
-                parallelism), ``"full"`` sends each gradient to one rank and its direction back.
+            tensor_parallel_group: the ranks that have the parts of matrices, where parameters are plain tensors that
+                hold a rank's part, as Megatron's do. A part has the attributes ``tensor_model_parallel = True`` and
+                ``partition_dim``, the dimension that is divided evenly; other parameters are the same at all of these
+                ranks. Each gradient goes to one rank, and its direction comes back. DTensors need no such group.
             settings: other arguments of the constructor.
         """
         for name in ("model", "groups"):
@@ -240,7 +253,8 @@ class INGD(KroneckerOptimizer):
         if settings.setdefault("curvature", "gradient") != "gradient":
             raise ValueError(f"curvature must be 'gradient' without a model, got {settings['curvature']!r}")
         model, named = model_of(groups)
-        optimizer = cls(model, lr, groups=named, shard=shard, **settings)
+        mark_parts(model.named_parameters(), tensor_parallel_group, settings.get("shard", "auto"))
+        optimizer = cls(model, lr, groups=named, **settings)
         names = optimizer._registry.names()
         for group in optimizer.param_groups:
             group["names"] = [names[p] for p in group["params"]]

@@ -5,6 +5,7 @@ import functools
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -209,6 +210,34 @@ def test_a_factory_of_torchtitan_s_shape():
     assert received == pytest.approx(planned.received_if_sharded, abs=0.03 * layers)
 
 
+def _at_the_defaults(rank, count):
+    """INGD of a model that fully_shard() has divided, with what it does if nothing is said."""
+    model = Transformer().to(F64)
+    for part in (model.up, model.down, model):
+        fully_shard(part)
+    optimizer = INGD(model, update_every=2)
+    train(model, optimizer, rank, count)
+    return weights(model), dict(optimizer._strategy.ranks.received), plan(optimizer, count)
+
+
+@pytest.mark.spawns
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+def test_gradients_go_to_owners_by_default_where_parameters_are_sharded():
+    model = Transformer().to(F64)
+    optimizer = INGD(model, update_every=2)
+    train(model, optimizer)
+    layers = sum(8 * p.numel() for layer in optimizer._layers.values() for p in layer.layer.parameters)
+    for trained, received, planned in on_ranks(4, _at_the_defaults):
+        for name, value in weights(model).items():
+            torch.testing.assert_close(trained[name], value, rtol=1e-6, atol=1e-6)
+        assert set(received) == {"gradients", "directions"}
+        assert sum(received.values()) / STEPS <= 2 * layers / 4
+        assert planned.shard == "full"
+        assert max(planned.received_if_sharded) <= 2 * layers / 4
+    gathered = plan(optimizer, 4)
+    assert (gathered.shard, gathered.received_if_sharded) == ("none", (layers * 3 // 4,) * 4)
+
+
 def _tensor_parallel(rank, count):
     """Matrices along dimension 0 or 1, a stack of experts along its first, others at all ranks."""
     mesh = init_device_mesh("cpu", (count,))
@@ -240,6 +269,90 @@ def test_a_factory_of_megatron_s_shape():
     for trained in on_ranks(4, _tensor_parallel):
         for name, value in alone("megatron").items():
             torch.testing.assert_close(trained[name], value, rtol=1e-6, atol=1e-6)
+
+
+PARTS = {"up.weight": 0, "up.bias": 0, "down.weight": 1, "output.weight": 0, "experts": 2, "tok_embeddings.weight": 0}
+"""The dimensions along which the tests below divide parameters."""
+
+
+def _plain_parts(rank, count, ways):
+    """Plain tensors that hold a rank's part and say so by attributes, and a group of ranks that hold the others."""
+    groups = [dist.new_group(list(range(first, first + ways))) for first in range(0, count, ways)]
+    group, place = groups[rank // ways], rank % ways
+    reference = Transformer(width=16).to(F64)
+    divided = {name: dim for name, dim in PARTS.items() if reference.get_parameter(name).shape[dim] % ways == 0}
+    named = {}
+    for name, p in reference.named_parameters():
+        dim = divided.get(name)
+        part = p.detach().clone() if dim is None else p.detach().chunk(ways, dim)[place].clone()
+        named[name] = nn.Parameter(part)
+        named[name].tensor_model_parallel, named[name].partition_dim = dim is not None, -1 if dim is None else dim
+    optimizer = for_megatron(list(named.items()), tensor_parallel_group=group)
+    assert all(any(p is q for q in named.values()) for g in optimizer.param_groups for p in g["params"])
+    for tokens in batches():
+        for name, p in reference.named_parameters():
+            p.detach().copy_(_joined(named[name].detach(), divided.get(name), group))
+        reference.zero_grad()
+        loss_of(reference, tokens).backward()
+        for name, p in reference.named_parameters():
+            dim = divided.get(name)
+            named[name].grad = p.grad if dim is None else p.grad.chunk(ways, dim)[place].contiguous()
+        optimizer.step()
+    received = sum(optimizer._strategy.ranks.received.values()) / STEPS
+    saved = copy.deepcopy(optimizer.state_dict())
+    again = for_megatron(list(named.items()), tensor_parallel_group=group)
+    again.load_state_dict(saved)
+    for each in (optimizer, again):
+        assert {key for state in each.state.values() for key in state} >= {"momentum_buffer", "exp_avg"}
+    return {name: _joined(p.detach(), divided.get(name), group) for name, p in named.items()}, received
+
+
+def _joined(part, dim, group):
+    if dim is None:
+        return part
+    parts = [torch.empty_like(part) for _ in range(group.size())]
+    dist.all_gather(parts, part.contiguous(), group=group)
+    return torch.cat(parts, dim)
+
+
+def _all_plain_parts(rank, count):
+    return [_plain_parts(rank, count, ways) for ways in (4, 2)]
+
+
+@pytest.mark.spawns
+def test_plain_tensors_that_hold_parts():
+    """As Megatron hands them over: all four ranks have parts, or two ranks have parts and there are two copies."""
+    model = Transformer(width=16).to(F64)
+    train(model, for_megatron(list(model.named_parameters())))
+    layers = sum(8 * p.numel() for p in model.parameters() if p.ndim > 1)
+    for found in on_ranks(4, _all_plain_parts):
+        for trained, received in found:
+            for name, value in weights(model).items():
+                torch.testing.assert_close(trained[name], value, rtol=1e-6, atol=1e-6)
+            assert 0 < received <= layers
+
+
+def _refused_parts(rank, count):
+    part = nn.Parameter(torch.ones(4, 2))
+    part.tensor_model_parallel, part.partition_dim = True, 0
+    found = []
+    for settings in [{}, {"tensor_parallel_group": dist.group.WORLD, "shard": "none"}, {"tensor_parallel_group": 3}]:
+        with pytest.raises((ValueError, TypeError)) as error:
+            INGD.from_groups([{"params": [("w", part)]}], **settings)
+        found.append(str(error.value))
+    part.partition_dim = 2
+    with pytest.raises(ValueError, match="partition_dim must be one of its 2 dimensions, got 2"):
+        INGD.from_groups([{"params": [("w", part)]}], tensor_parallel_group=dist.group.WORLD)
+    return found
+
+
+@pytest.mark.spawns
+def test_parts_that_are_refused():
+    for missing, shard, group in on_ranks(2, _refused_parts):
+        assert "w has tensor_model_parallel=True" in missing
+        assert "tensor_parallel_group=..." in missing
+        assert shard == "shard must be 'auto' or 'full' with tensor_parallel_group, got 'none'"
+        assert group == "tensor_parallel_group must be a process group, got int"
 
 
 class Perceptron(nn.Module):

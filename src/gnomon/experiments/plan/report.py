@@ -74,7 +74,7 @@ def explanation(name: str, found: Sequence[Forecast], rates: Rates, batch: int |
 
 
 def _with_fully_shard(found: Sequence[Forecast]) -> str:
-    """Say what a rank receives where parameters are sharded too, if there are forecasts for that."""
-    plans = [forecast.plan for forecast in found if forecast.plan.shard == "full" and forecast.plan.ranks > 1]
-    sizes = ", ".join(f"{scaled(max(plan.received_if_sharded))}B ({plan.ranks} ranks)" for plan in plans)
-    return f" With fully_shard() and shard='full' a rank receives at most this at each step: {sizes}." if plans else ""
+    """Say what a rank receives where parameters are sharded too, if there are several ranks."""
+    plans = [forecast.plan for forecast in found if forecast.plan.ranks > 1]
+    sizes = ", ".join(f"{scaled(max(p.received_if_sharded))}B ({p.ranks} ranks, shard={p.shard})" for p in plans)
+    return f" With fully_shard() a rank receives at most this at each step: {sizes}." if plans else ""

@@ -11,11 +11,11 @@ import torch
 from ..ingd import INGD
 from ..kronecker.config import check_choice
 from ..kronecker.cost_model import moment_work
-from ..kronecker.layers.base import FactoredLayer
+from ..kronecker.layers.base import FactoredLayer, as_whole
 from ..kronecker.summary import layer_row, momentum_bytes, scaled, state_bytes, table, work
 from .assignment import Assignment
 from .statistics_exchange import statistics_size
-from .strategies import MODES, WAYS, Mode
+from .strategies import MODES, WAYS, Mode, chosen_mode
 
 
 @dataclass(frozen=True)
@@ -138,15 +138,18 @@ class Plan:
 
     @property
     def received_if_sharded(self) -> tuple[int, ...]:
-        """What each rank receives at every step where ``fully_shard()`` has divided the parameters evenly and ``shard``
-        is ``"full"``: the other ranks' parts of its layers' gradients, and its parts of other layers' directions.
+        """What each rank receives at every step where ``fully_shard()`` has divided the parameters evenly.
 
-        On average that is ``2 (ranks - 1) / ranks^2`` of what the parameters of layers take.
+        With ``"full"``, it receives the other ranks' parts of its layers' gradients, and its parts of other layers'
+        directions: on average ``2 (ranks - 1) / ranks^2`` of what the parameters of layers take. Otherwise it receives
+        the other ranks' parts of all gradients, ``(ranks - 1) / ranks``, and as much again for layers whose steps go
+        along polar factors, which is not counted here.
         """
-        total, owned = sum(layer.parameters for layer in self.layers), self._owned(lambda layer: layer.parameters)
-        return tuple(
-            (mine * (self.ranks - 1) + total - mine) // self.ranks if self.shard == "full" else 0 for mine in owned
-        )
+        total = sum(layer.parameters for layer in self.layers)
+        if self.shard != "full":
+            return (total * (self.ranks - 1) // self.ranks,) * self.ranks
+        owned = self._owned(lambda layer: layer.parameters)
+        return tuple((mine * (self.ranks - 1) + total - mine) // self.ranks for mine in owned)
 
     def __str__(self) -> str:
         lines = [
@@ -163,7 +166,7 @@ class Plan:
                 f"memory: {memory}",
                 f"multiplications: an update {work}",
                 f"sent: {told}",
-                *([sharded] if self.shard == "full" and self.ranks > 1 else []),
+                *([sharded] if self.ranks > 1 else []),
             ]
         )
 
@@ -196,7 +199,7 @@ def plan(optimizer: INGD, ranks: int, shard: Mode | None = None) -> Plan:
         raise TypeError(f"optimizer must be an INGD, got {type(optimizer).__name__}")
     if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
         raise ValueError(f"ranks must be an integer of at least 1, got {ranks!r}")
-    shard = optimizer._shard if shard is None else shard
+    shard = chosen_mode(optimizer._shard, optimizer._model) if shard is None else shard
     check_choice("shard", shard, MODES)
     known = [*optimizer._layers.values()]
     owners: tuple[int | None, ...] = (None,) * len(known)
@@ -242,7 +245,7 @@ def _layer_plan(optimizer: INGD, layer: FactoredLayer, shard: Mode, owner: int |
         momentum_by_others=moved,
         update=update,
         step=step,
-        parameters=sum(_bytes(p) for p in layer.layer.parameters),
+        parameters=sum(_bytes(as_whole(p)) for p in layer.layer.parameters),
     )
 
 
@@ -250,7 +253,7 @@ def _direction_bytes(optimizer: INGD, layer: FactoredLayer) -> int:
     """The bytes of each parameter, and for the layer whether it moves and, where steps have a given size, how far."""
     group = next(group for group in optimizer.param_groups if any(p is layer.weight for p in group["params"]))
     numbers = 1 if group["step_rms"] is None else 2
-    return sum(_bytes(p) for p in layer.layer.parameters) + numbers * torch.float32.itemsize
+    return sum(_bytes(as_whole(p)) for p in layer.layer.parameters) + numbers * torch.float32.itemsize
 
 
 def _bytes(tensor: torch.Tensor) -> int:

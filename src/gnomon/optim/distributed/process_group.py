@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..torch_internals import timeout_of
-from .sharded_tensors import as_sharded
+from .sharded_tensors import layout_of
 
 Purpose = Literal["statistics", "factors", "directions", "numbers", "gradients", "weights"]
 
@@ -56,7 +56,7 @@ class Ranks:
             if any(other != members[0] for other in members):
                 raise ValueError("parts of the model are trained by different groups of ranks; wrap all of it once")
             return cls(members[0], like=wrappers[0].process_group)
-        named = {name: sharded for name, p in model.named_parameters() if (sharded := as_sharded(p)) is not None}
+        named = {name: sharded for name, p in model.named_parameters() if (sharded := layout_of(p)) is not None}
         if not named:
             return cls()
         for name, p in model.named_parameters():

@@ -8,11 +8,18 @@ from typing import Any
 
 from torch import Tensor
 
+from ..kronecker.layers.base import WHOLE
+
 
 def as_sharded(tensor: Tensor) -> Any:
     """The tensor if it is a ``DTensor``, as ``fully_shard()`` makes parameters; otherwise None."""
     module = sys.modules.get("torch.distributed.tensor")  # to import it takes half as long as to import torch
     return tensor if module is not None and isinstance(tensor, module.DTensor) else None
+
+
+def layout_of(parameter: Tensor) -> Any:
+    """How ranks hold the parts of a parameter, as a ``DTensor``: itself, or the one of which it is marked as a part."""
+    return getattr(parameter, WHOLE, None) if as_sharded(parameter) is None else parameter
 
 
 def local(tensor: Tensor) -> Tensor:
@@ -50,7 +57,7 @@ def share(tensor: Tensor, like: Tensor) -> Tensor:
 
 def region(like: Tensor, place: int) -> tuple[slice, ...]:
     """The part of a tensor that a rank holds, by its place in the mesh of ``like``; all of it without a mesh."""
-    sharded = as_sharded(like)
+    sharded = layout_of(like)
     return () if sharded is None else _region(sharded, _coordinates(place, sharded.device_mesh.shape))
 
 
@@ -71,7 +78,7 @@ def _region(sharded: Any, coordinates: Sequence[int]) -> tuple[slice, ...]:
 
 def holders_of(like: Tensor, place: int, count: int) -> list[int]:
     """The places of ranks that together hold a tensor, among them the given one; copies are left out."""
-    if (sharded := as_sharded(like)) is None:
+    if (sharded := layout_of(like)) is None:
         return [place]
     shape, kinds = sharded.device_mesh.shape, [placement.is_replicate() for placement in sharded.placements]
     here = _coordinates(place, shape)

@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from ..kronecker.factor_rule import FactorRule
-from ..kronecker.layers.base import FactoredLayer, Move, Part
+from ..kronecker.layers.base import FactoredLayer, Move, Part, as_whole
 from ..kronecker.strategy import Alone, FactorStore, StatisticsSource
 from ..torch_internals import active_wrapper, at_end_of_backward_pass, current_backward_pass, hides_forward_pass
 from .assignment import Assignment
 from .process_group import Purpose, Ranks, wrappers_in
-from .sharded_tensors import holders_of, joined, local, region, sharded_as, share, whole
+from .sharded_tensors import holders_of, joined, layout_of, local, region, sharded_as, share, whole
 from .statistics_exchange import StatisticsExchange, decoded, portions
 
 Mode = Literal["none", "update", "full"]
+ShardChoice = Mode | Literal["auto"]
 
 PORTION = 2**26
 """The numbers of gradients that are whole at a time, where parameters are sharded."""
@@ -57,13 +58,24 @@ WAYS: dict[Mode, Way] = {
 }
 """Every rank updates all factors; one updates a layer's and sends them to all; or one stores them alone."""
 MODES = tuple(WAYS)
+SHARDS = ("auto", *MODES)
 
 
-def strategy_for(model: nn.Module, wrapper: Any = None, mode: Mode = "none", by_gradient: bool = False) -> Alone:
+def chosen_mode(shard: ShardChoice, model: nn.Module) -> Mode:
+    """The mode that a choice means for a model: ``"auto"`` sends gradients to owners where ranks hold parts of them."""
+    if shard != "auto":
+        return shard
+    return "full" if any(layout_of(p) is not None for p in model.parameters()) else "none"
+
+
+def strategy_for(
+    model: nn.Module, wrapper: Any = None, shard: ShardChoice = "none", by_gradient: bool = False
+) -> Alone:
     """The strategy for the ranks that train a model; ``wrapper`` is one that is not a part of the model.
 
     Without hooks (``by_gradient``), and where gradients go to owners, parameters may be sharded in any way.
     """
+    mode = chosen_mode(shard, model)
     ranks = Ranks.of(model if wrapper is None else wrapper, by_gradient and WAYS[mode].stores_apart)
     if ranks.count == 1 and not ranks.is_sharded:
         return Alone()
@@ -340,7 +352,7 @@ class Scattered(Together):
                 if self.ranks.rank in holders:
                     sent[owner].append(local(source))
                 if owner == self.ranks.rank:
-                    wholes[p] = torch.empty(p.shape, dtype=source.dtype, device=p.device)
+                    wholes[p] = torch.empty(as_whole(p).shape, dtype=source.dtype, device=p.device)
                     for place in holders:
                         received[place].append(wholes[p][region(p, place)])
         self.ranks.exchange(sent, received, purpose)
@@ -350,7 +362,7 @@ class Scattered(Together):
         return self._gradients[layer.index]
 
     def zeros_as(self, p: nn.Parameter) -> Tensor:
-        return torch.zeros(p.shape, dtype=p.dtype, device=p.device)
+        return torch.zeros(as_whole(p).shape, dtype=p.dtype, device=p.device)
 
     def weights(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
         return [self._weights[p] for p in parameters]

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from .curvature import THROUGH_ROWS
-from .layers.base import Settings
+from .layers.base import Settings, as_whole
 from .preconditioner import Preconditioner
 from .registry import LayerRegistry
 from .strategy import Alone
@@ -62,7 +62,8 @@ def fitted_state(
             layer = registry.layers[p]
             found, shapes = rule.loaded(layer, found), rule.shapes(layer)
             wanted = {key: shapes[key] for key in preconditioner.stored_keys(layer)}
-        check_tensors(found, names[p], tuple(p.shape), wanted)
+        whole = as_whole(p) if p in registry.layers else p
+        check_tensors(found, names[p], tuple(whole.shape), wanted)
         if number in own["state"]:
             own["state"][number] = found
     for group, mine in zip(own["param_groups"], param_groups, strict=True):

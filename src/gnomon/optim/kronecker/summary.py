@@ -17,7 +17,7 @@ from .config import StepConfig
 from .cost_model import turn_work
 from .factor_forms import FactorForm
 from .factor_rule import FactorRule
-from .layers.base import FactoredLayer, Settings, State, alike
+from .layers.base import FactoredLayer, Settings, State, alike, as_whole
 from .preconditioner import Preconditioner
 from .registry import LayerRegistry
 from .strategy import Alone
@@ -245,14 +245,14 @@ def layer_row(rule: FactorRule, layer: FactoredLayer, name: str, config: StepCon
     update, step = work(rule, layer)
     return Row(
         name,
-        tuple(layer.layer.weight.shape),
+        tuple(layer.layer.shape),
         f"{rule.name}, {'kfac' if layer.views else 'gradient'} curvature",
         f"{blocks}{layer.pair.left}",
         f"{blocks}{layer.pair.right}",
         state_bytes(rule, layer) + rule.product_bytes(layer, uses) + momentum_bytes(layer, config),
         update,
         step,
-        sum(p.numel() for p in layer.layer.parameters),
+        sum(as_whole(p).numel() for p in layer.layer.parameters),
         _bytes(layer.layer.parameters),
         sum(dense_bytes(layer, form) for form in layer.pair if is_diagonal(form)),
     )
@@ -297,7 +297,7 @@ def summary_rows(
 
 
 def _bytes(parameters: Sequence[torch.Tensor]) -> int:
-    return sum(p.numel() * p.element_size() for p in parameters)
+    return sum(as_whole(p).numel() * p.element_size() for p in parameters)
 
 
 def expected_bytes(

@@ -36,6 +36,8 @@ Turn = Callable[[Tensor], Tensor]
 
 Only their directions matter: a step has a given root mean square."""
 
+WHOLE = "gnomon_whole"
+"""The attribute of a plain parameter that holds a rank's part of another tensor: that tensor, as a ``DTensor``."""
 SMALL = 2**16
 """Layers with at most so many entries are handled together where they are alike: their products take less time than the
 calls that start them. The results agree to rounding."""
@@ -76,7 +78,7 @@ class Layer:
     """``expand`` suits a loss with a term for each position, ``reduce`` positions that are pooled before the loss."""
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None, module: Any = None) -> None:
-        self.weight, self.module = weight, module
+        self.weight, self.module, self.shape = weight, module, as_whole(weight).shape
         self.bias = bias if bias is not None and bias.requires_grad else None
 
     # ------------------------------------------------------------------ the matrix
@@ -112,7 +114,7 @@ class Layer:
 
     def from_matrix(self, matrix: Tensor) -> Tensor:
         """The inverse of :meth:`to_matrix`."""
-        return matrix.reshape(self.weight.shape)
+        return matrix.reshape(self.shape)
 
     # ------------------------------------------------------------------ rows
     def inputs(self, x: Tensor, every: int = 1, start: int = 0) -> Tensor:
@@ -252,6 +254,12 @@ class Part:
     direction: Tensor
     layer: int
     """The place of the layer among those that move together."""
+
+
+def as_whole(p: Tensor) -> Tensor:
+    """The tensor of which a parameter is a part; the parameter itself, where it is whole or a ``DTensor``."""
+    whole: Tensor = getattr(p, WHOLE, p)
+    return whole
 
 
 def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:

@@ -16,7 +16,7 @@ class EmbeddingLayer(Layer):
 
     def __init__(self, module: Any, bias: nn.Parameter | None, average: bool = False) -> None:
         super().__init__(module.weight, None, module)
-        self.p, self.d = module.weight.shape
+        self.p, self.d = self.shape
 
     def inputs(self, x: Tensor, every: int = 1, start: int = 0) -> Tensor:
         """Indices ``(1, samples, positions)``; an index of padding becomes p, which stands for the zero vector."""

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import nn
 
-from .base import Layer
+from .base import Layer, as_whole
 from .embedding import EmbeddingLayer
 
 
@@ -24,8 +24,8 @@ class MatrixLayer(Layer):
 
     def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None, blocks: int = 1) -> None:
         super().__init__(weight, bias)
-        self.blocks, self.d = blocks, weight.shape[0] // blocks
-        self.p = math.prod(weight.shape[1:]) + (self.bias is not None)
+        self.blocks, self.d = blocks, self.shape[0] // blocks
+        self.p = math.prod(self.shape[1:]) + (self.bias is not None)
 
 
 class StackLayer(Layer):
@@ -33,7 +33,7 @@ class StackLayer(Layer):
 
     def __init__(self, weight: nn.Parameter) -> None:
         super().__init__(weight)
-        self.blocks, self.d, self.p = weight.shape
+        self.blocks, self.d, self.p = self.shape
 
 
 # ---------------------------------------------------------------------- matrices inside of modules
@@ -123,4 +123,5 @@ def is_matrix(p: nn.Parameter) -> bool:
     One with a single dimension above 1 is a vector, and one whose first dimension is 1 is added to all samples, as
     position embeddings of shape ``(1, positions, width)`` are.
     """
-    return p.ndim >= 2 and p.shape[0] > 1 and sum(size > 1 for size in p.shape) > 1
+    shape = as_whole(p).shape
+    return len(shape) >= 2 and shape[0] > 1 and sum(size > 1 for size in shape) > 1
