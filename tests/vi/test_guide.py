@@ -62,6 +62,16 @@ def test_regression_is_that_of_its_density():
     assert fit.elbo == pytest.approx(plain.elbo, abs=0.05)
 
 
+def test_a_plate_that_subsamples_is_refused():
+    def model(y):
+        mu = pyro.sample("mu", dist.Normal(0.0, 1.0))
+        with pyro.plate("data", len(y), subsample_size=4) as rows:
+            pyro.sample("y", dist.Normal(mu, 1.0), obs=y[rows])
+
+    with pytest.raises(NotImplementedError, match="subsampl"):
+        gnomon.vi.AutoStructured(model, seed=0).fit(Y)
+
+
 def test_a_guide_must_be_fitted_first():
     guide = gnomon.vi.AutoStructured(schools)
     with pytest.raises(RuntimeError, match="has not been fitted"):

@@ -5,9 +5,11 @@ import torch
 
 import gnomon
 from gnomon.groups import Arrow, BlockDiagonal, BlockTriangular, Dense, Diagonal
+from gnomon.problems import posteriors
 from gnomon.vi.parameters import Parameters
 from gnomon.vi.structure import Globals, Layout, check_structure, from_pattern, lay_out, search
 from gnomon.vi.target import Target
+from support.posteriors import needs_posteriordb
 
 
 def arrow_pattern(d, heads, blocks=1):
@@ -88,6 +90,62 @@ def test_large_arrow_is_found_by_few_products(dtype):
     assert layout.group == Arrow(3002, 2)
     assert layout.order[:2].tolist() == [3000, 3001]
     assert target.gradient_evaluations < 100
+
+
+def globals_found(posterior):
+    """What a fit with ``structure="auto"`` finds: the group, and the unknowns that it takes for globals."""
+    target = Target(posterior.log_density, Parameters({"x": posterior.dim}))
+    generator = torch.Generator().manual_seed(0)
+    x = 0.5 * torch.randn(posterior.dim, generator=generator, dtype=torch.float64)
+    layout = lay_out("auto", target, lambda: x)
+    return layout.group, list(range(posterior.dim)) if layout.order is None else layout.order.tolist()
+
+
+ARROWS = (
+    "eight_schools-eight_schools_centered",
+    "eight_schools-eight_schools_noncentered",
+    "seeds_data-seeds_model",
+    "surgical_data-surgical_model",
+    "GLMM_Poisson_data-GLMM_Poisson_model",
+    "GLMM_data-GLMM1_model",
+    "radon_mn-radon_hierarchical_intercept_centered",
+    "lsat_data-lsat_model",
+)
+PAIRED = ("rats_data-rats_model", "radon_mn-radon_variable_intercept_slope_centered")
+"""Models in which a group has two local unknowns, which depend on each other."""
+
+
+@pytest.mark.parametrize("make", [posteriors.poisson_mixed_model, posteriors.item_response_model])
+@pytest.mark.parametrize("dim", [60, 1500])
+def test_arrow_of_generated_models_is_found(make, dim):
+    posterior = make(dim)
+    assert globals_found(posterior) == (Arrow(dim, posterior.globals), list(range(dim)))
+
+
+@needs_posteriordb
+@pytest.mark.parametrize("name", ARROWS)
+def test_arrow_of_hierarchical_models_is_found(name):
+    posterior = posteriors.load(name)
+    group, order = globals_found(posterior)
+    assert group == Arrow(posterior.dim, posterior.globals)
+    assert order[: posterior.globals] == list(range(posterior.globals))
+
+
+@needs_posteriordb
+@pytest.mark.parametrize("name", PAIRED)
+def test_pairs_of_locals_are_found(name):
+    posterior = posteriors.load(name)
+    r = posterior.globals
+    group, order = globals_found(posterior)
+    assert group == BlockTriangular((Dense(r), BlockDiagonal(posterior.dim - r, 2)))
+    assert order[:r] == list(range(r))
+
+
+@needs_posteriordb
+@pytest.mark.parametrize("name", ["arK-arK", "diamonds-diamonds", "nes1972-nes", "gp_pois_regr-gp_pois_regr"])
+def test_models_without_locals_are_full(name):
+    posterior = posteriors.load(name)
+    assert globals_found(posterior)[0] == Dense(posterior.dim)
 
 
 def test_proposed_globals_are_checked():

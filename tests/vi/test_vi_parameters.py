@@ -55,7 +55,7 @@ def test_entries_have_names():
 def test_values_at_the_end_of_the_scale_violate_their_constraint():
     space = Parameters({"tau": constraints.positive, "p": constraints.unit_interval})
     x = torch.tensor([[-800.0, 0.0], [0.0, 0.0]], dtype=torch.float64)
-    assert space.violations(space.constrain(x)).tolist() == [True, False] or float(space.constrain(x)["tau"][0]) > 0
+    assert space.violations(space.constrain(x)).tolist() == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..groups import Element, SymmetricOperator
-from ..groups.base import add, times
+from ..groups.base import add
 from ..manifolds import Gaussian
 from ..optim.hessian import Exact, Hutchinson
 from .gradients import log_prob_of_noise, mean_of, path_gradient, price_gradient, push
@@ -65,8 +65,8 @@ class Estimator:
         if not all(bool(score.finite.any()) for score in scores):
             return None
         halves = [self._half(q, z[i], x[i], scores[i], batches[i]) for i in range(2)]
-        mean_gradient, difference = times(0.5, add(halves[0], halves[1])), add(halves[0], halves[1], -1)
-        noise = squared_norm(difference) / 4
+        mean_gradient = tuple(one.lerp(other, 0.5) for one, other in zip(*halves, strict=True))
+        noise = squared_norm(add(halves[0], halves[1], -1)) / 4
         log_q = log_prob_of_noise(q, z)
         ratios = [(score.value - log_q[i])[:, score.finite].flatten() for i, score in enumerate(scores)]
         return Estimate(

@@ -57,8 +57,9 @@ def path_gradient(q: Gaussian, z: Tensor, odd: Tensor, even: Tensor) -> Element:
     Of the scores ``grad log p`` of a pair, ``odd`` is half the difference and ``even`` the mean of both over all pairs:
     the mean of ``u z^T`` over a pair is ``(F^T odd + z) z^T``, and that of u is ``F^T even``.
     """
-    u = (pull(q, odd) + z) / len(z)
-    return join(q, symmetric_moment(q.structure, factor_of(q), u, z), pull(q, even.unsqueeze(0)).squeeze(0))
+    pulled = pull(q, torch.cat([odd, even.unsqueeze(0)]))  # together: with many unknowns the passes over F cost most
+    u = (pulled[:-1] + z) / len(z)
+    return join(q, symmetric_moment(q.structure, factor_of(q), u, z), pulled[-1])
 
 
 def symmetric_moment(linear: Group, factor: Element, u: Tensor, z: Tensor) -> Element:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from .psis import pareto_smooth
-from .schedule import WINDOW, History
+from .schedule import GLANCE, WINDOW, History
 
 Progress = Callable[[int, float, float, float], None]
 """Called every few steps with the number of steps, the bound, k-hat so far and the seconds."""
@@ -29,13 +29,13 @@ class Report(AbstractContextManager["Report"]):
 
 
 class Calls(Report):
-    """Calls a function after each window of steps."""
+    """Calls a function every few steps."""
 
     def __init__(self, function: Progress) -> None:
         self._function = function
 
     def step(self, history: History, log_ratios: list[Tensor]) -> None:
-        if len(history) % WINDOW == 0:
+        if len(history) % GLANCE == 0:
             elbo = torch.tensor(history.elbo[-WINDOW:]).mean()
             self._function(len(history), float(elbo), pareto_smooth(torch.cat(log_ratios)).khat, history.seconds[-1])
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 WINDOW = 8
 """Steps between two decisions."""
+GLANCE = 4
+"""Steps between two looks at whether all is done already."""
 MEMORY = 3.0
 """In the decaying phase the estimate forgets all but the last ``1 / MEMORY`` of the draws, on a logarithmic scale."""
 RETREAT = 0.3
@@ -74,10 +76,15 @@ class Schedule:
     def decide(self) -> Decision:
         """After each step: go on, remember this point ("keep"), go back to the point remembered, or stop."""
         steps = len(self.history)
-        if steps % WINDOW:
+        if steps % GLANCE:
             return "go"
         elbo, error = mean_and_error(self.history.elbo[-WINDOW:])
-        if not elbo >= self._best - CERTAIN * math.hypot(error, self._best_error) - self.tolerance:
+        fallen = not elbo >= self._best - CERTAIN * math.hypot(error, self._best_error) - self.tolerance
+        if not fallen and self._is_converged_at_a_glance():
+            return "stop"
+        if steps % WINDOW:
+            return "go"
+        if fallen:
             self._rate = self._largest = RETREAT * self.rate
             self._decay_from = None
             return "back"
@@ -95,6 +102,18 @@ class Schedule:
 
     def _recent(self) -> int:
         return WINDOW if self._decay_from is None else max(WINDOW, (len(self.history) - self._decay_from) // 2)
+
+    def _is_converged_at_a_glance(self) -> bool:
+        """Whether the last few steps are enough to see it, as where the target is nearly Gaussian.
+
+        The error of so few numbers is itself uncertain, so that it counts three times, not twice, and what the noise
+        leaves must be small as well.
+        """
+        if self._decay_from is not None:
+            return False
+        gap, error = mean_and_error(self.history.gap[-GLANCE:])
+        noise = torch.tensor(self.history.noise[-GLANCE:]).mean()
+        return max(gap, 0.0) + 3 * error < self.tolerance and self.rate / 2 * float(noise) < self.tolerance
 
     def _is_converged(self) -> bool:
         """Whether the gap is surely below the tolerance.

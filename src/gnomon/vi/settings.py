@@ -42,8 +42,8 @@ class Settings:
         max_steps: where the fit ends without having converged.
         tolerance: the gap to the best q at which it ends, in nats. Default: 0.005 + 0.0003 dim.
         evaluation_draws: for the final bound and k-hat. Default: 2000, fewer in high dimensions.
-        searches: for other modes, from random points, after the fit. The fit begins anew at a mode whose bound is
-            better by a nat. Only with ``start="mode"``.
+        searches: for other modes, from random points and their mirror images, after the fit. The fit begins anew at a
+            mode whose bound is better by a nat. Only with ``start="mode"``.
     """
 
     form: Literal["covariance", "precision"] = "covariance"
@@ -55,7 +55,7 @@ class Settings:
     max_steps: int = 1000
     tolerance: float | None = None
     evaluation_draws: int | None = None
-    searches: int = 6
+    searches: int = 4
 
     def __post_init__(self) -> None:
         _require("form", self.form, self.form in ("covariance", "precision"), "'covariance' or 'precision'")

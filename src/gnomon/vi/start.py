@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -98,21 +98,27 @@ class Beginning:
     def other_mode(self, q: Gaussian, elbo: float) -> Gaussian | None:
         """A Gaussian at another mode, with a better bound than that of the fit; None where none was found.
 
-        The searches begin at random points. A mode among the draws of q is q's own.
+        The searches begin at random points. A search that comes among the draws of q has found q's own mode, and ends.
         """
         best = None
-        for _ in range(self.settings.searches):
-            x = SPREAD * (2 * torch.rand(q.d, generator=self.generator, dtype=q.dtype, device=q.device) - 1)
+        for x in self._far_points(q):
             if not bool(self.target.scores(x.unsqueeze(0)).finite):
                 continue
-            mode = find_mode(self.target, x).last
-            if squared_length(q, mode) < q.d + 6 * math.sqrt(2 * q.d):
+            mode = find_mode(self.target, x, lambda place: _is_among_draws(q, place)).last
+            if _is_among_draws(q, mode):
                 continue
             other = self._gaussian(q.structure, mode, self._curvature(mode))
             bound = self._bound(other)
             if bound > elbo + BETTER:
                 best, elbo = other, bound
         return best
+
+    def _far_points(self, q: Gaussian) -> Iterator[Tensor]:
+        """Random points and their mirror images, which lie in the same basin less often than independent points."""
+        for search in range(self.settings.searches):
+            if search % 2 == 0:
+                x = SPREAD * (2 * torch.rand(q.d, generator=self.generator, dtype=q.dtype, device=q.device) - 1)
+            yield x if search % 2 == 0 else -x
 
     def _point(self) -> Tensor:
         """Where the search for a mode begins, or the mean, in the order of the parameters."""
@@ -187,8 +193,8 @@ class Search(NamedTuple):
     ended_soon: bool
 
 
-def find_mode(target: Target, x: Tensor) -> Search:
-    """Maximize the density by L-BFGS from x, for some iterations at most."""
+def find_mode(target: Target, x: Tensor, known: Callable[[Tensor], bool] = lambda place: False) -> Search:
+    """Maximize the density by L-BFGS from x, for some iterations at most, or until a point is ``known``."""
     place = nn.Parameter(x.clone())
 
     def negative() -> Tensor:
@@ -207,7 +213,14 @@ def find_mode(target: Target, x: Tensor) -> Search:
             middle = place.detach().clone()
         if iteration >= PATIENCE and losses[-1 - PATIENCE] - losses[-1] < PROGRESS:
             break
+        if known(place.detach()):
+            break
     return Search(middle, place.detach().clone(), iteration < MODE_ITERATIONS // 2)
+
+
+def _is_among_draws(q: Gaussian, x: Tensor) -> bool:
+    """Whether x is no farther from the mean of q than its draws are."""
+    return squared_length(q, x) < q.d + 6 * math.sqrt(2 * q.d)
 
 
 def positive_curvature(hessian: Tensor) -> Tensor:

@@ -37,10 +37,9 @@ class NaturalSteps:
         else:
             average = add(times(self.momentum, self._velocity), bounded, 1 - self.momentum)
             velocity = self._bounded(average, rate)
-        step = times(rate, velocity)
         if self.momentum:
-            self._velocity = q.chart.carry(step, velocity)
-        q.eta.copy_(group.pack(step))
+            self._velocity = q.chart.carry(times(rate, velocity), velocity)
+        q.eta.copy_(group.pack(velocity)).mul_(rate)
         if q.fold() is None:
             return True
         self.forget()
@@ -53,7 +52,9 @@ class NaturalSteps:
     def _bounded(self, gradient: Element, rate: float) -> Element:
         cut = len(self.q.structure.shapes)
         factor, mean = gradient[:cut], gradient[-1]
-        factor = times(min(1.0, LONGEST_FACTOR_STEP / max(rate * factor_reach(self.q, factor), 1e-300)), factor)
+        length = rate * factor_reach(self.q, factor)
+        if length > LONGEST_FACTOR_STEP:
+            factor = times(LONGEST_FACTOR_STEP / length, factor)
         longest = LONGEST_MEAN_STEP * math.sqrt(2) / rate  # a step of the mean is F eta / sqrt(2)
         mean = mean.clamp(-longest, longest)
         return (*factor, *gradient[cut:-1], mean)
