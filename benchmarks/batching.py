@@ -75,7 +75,8 @@ def main() -> None:
     print(text)
     if write:
         made = f"`python benchmarks/batching.py --write`, on {report.machine()}."
-        report.write("batching", f"## Many small layers\n\n{made}\n\n{text}", result)
+        what = "INGD takes small layers of equal shape as one batch. The table compares that with a loop over layers."
+        report.write("batching", f"## Many small layers\n\n{made}\n\n{what}\n\n{text}", result)
 
 
 if __name__ == "__main__":

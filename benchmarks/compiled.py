@@ -146,9 +146,10 @@ def main() -> None:
 
 `python benchmarks/compiled.py --write`, on {report.machine()}.
 
-INGD on the MLP 784-512-512-10 and on a layer of 2048 x 2048 with a batch of 128, float32, a layer at a time: CPU time
-of an update of both factors and of a step without one, as they are and by `torch.compile`, and the time the first call
-takes. Of steps only the move is compiled, not the direction; layers that move together take fewer calls than here.
+The table has the CPU time of an update of both factors, and of a step without an update, with and without
+`torch.compile`. The last column is the time that the first compiled call takes. The layers are those of the MLP
+784-512-512-10 and one of 2048 x 2048, with a batch of 128 in float32. Each layer is measured by itself. In a step only
+the move is compiled, not the direction. In training, layers that move together take fewer calls.
 
 {report.table(header, rows)}
 """

@@ -120,12 +120,14 @@ def _held_out_text(records: list[dict[str, Any]], draws: int) -> str:
         auto = _score(r, "structure='auto'")
         chosen = sorted({c for *_, c in r["fits"]["structure='auto'"]})
         own, lw = _score(r, "true structure") - others[best], others["LedoitWolf"]
-        wanted = "; wanted: at least 0" if r["structure"] != "dense" else ""
+        goal = " (goal: at least 0)" if r["structure"] != "dense" else ""
         lines.append(
-            f"- {r['data']}: {r['structure']} {own:+.1f} against the best other ({best}{wanted}); auto took "
-            f"{', '.join(chosen)}, {auto - lw:+.1f} against LedoitWolf (wanted: above -{ALLOWED_LOSS})"
+            f"- {r['data']}: `{r['structure']}` differs by {own:+.1f} from the best other estimator, {best}{goal}. "
+            f"`'auto'` took `{', '.join(chosen)}`, and differs by {auto - lw:+.1f} from LedoitWolf "
+            f"(goal: above -{ALLOWED_LOSS})."
         )
-    return f"""{N} samples of {K} features; held-out average log-likelihood, means over {draws} draws:
+    return f"""The data are {N} samples of {K} features. The cells have the average log-likelihood of held-out rows,
+as means over {draws} draws. The last row has the CPU seconds of a fit.
 
 {report.table(header, [*rows, seconds])}
 
@@ -181,12 +183,12 @@ def factor_part(iterations: int) -> tuple[str, list[dict[str, Any]]]:
         f"scikit-learn, tol=1e-8, at most {iterations} iterations",
         "its iterations",
     ]
-    text = f"""Factor analysis, average log-likelihood of the training rows and CPU time:
+    text = f"""The next table is for factor analysis: the average log-likelihood of the training rows, and the CPU time.
 
 {report.table([*header, "difference", "ratio of times"], rows)}
 
-- at worst {worst:+.1e} against scikit-learn at tol=1e-8 (wanted: above -1e-6), in at most {slowest:.2f} of its time
-  (wanted: 2). Where the difference is above 1e-6, its EM has not converged."""
+- In the worst case the difference to scikit-learn at tol=1e-8 is {worst:+.1e} (goal: above -1e-6), in at most
+  {slowest:.2f} of its time (goal: 2). Where the difference is above 1e-6, the EM of scikit-learn has not converged."""
     return text, records
 
 
@@ -228,12 +230,12 @@ def size_part() -> tuple[str, dict[str, Any]]:
     times = {size: step_time(size, rank) for size in (k // 2, k)}
     output = subprocess.run([sys.executable, __file__, "--large"], capture_output=True, text=True, check=True).stdout
     seconds, peak, _ = map(float, output.split())
-    text = f"""Size:
+    text = f"""Large sizes:
 
-- a gradient and a step of `Gaussian(LowRank({k:,}, rank={rank}))`, float32: {1000 * times[k]:.0f} ms of CPU time
-  (wanted: 150), {times[k] / times[k // 2]:.1f} times that of half as many features
-- `FactorAnalysis(8)` on 100 rows of 42,000 features: {seconds:.1f} s, {peak:.2f} GB at the peak of the whole process
-  (wanted: below 1)"""
+- A gradient and a step of `Gaussian(LowRank({k:,}, rank={rank}))` in float32 take {1000 * times[k]:.0f} ms of CPU time
+  (goal: 150), {times[k] / times[k // 2]:.1f} times as long as with half as many features.
+- `FactorAnalysis(8)` on 100 rows of 42,000 features takes {seconds:.1f} s, and the whole process {peak:.2f} GB at its
+  peak (goal: below 1)."""
     return text, {"step": {str(size): t for size, t in times.items()}, "large": {"seconds": seconds, "peak_gb": peak}}
 
 

@@ -204,10 +204,10 @@ def times_of_em(results: list[dict[str, Any]], model: str) -> float:
 
 def verdict(results: list[dict[str, Any]], model: str) -> str:
     gain = worst_against_em(results, model)
-    against = "against EM's training likelihood from the same start"
     return (
-        f"- {model}: at worst {gain:+.3f}% {against} (wanted: above {WANTED}%), in {times_of_em(results, model):.1f} "
-        "times the CPU time that EM needs for as much (wanted for full batches: 2)"
+        f"- {model}: compared with EM from the same start, the training likelihood differs by {gain:+.3f}% in the "
+        f"worst case (goal: above {WANTED}%). The fits take {times_of_em(results, model):.1f} times the CPU time that "
+        "EM needs for the same likelihood (goal for full batches: 2)."
     )
 
 
@@ -216,7 +216,7 @@ def magic_part(data: Split, components: tuple[int, ...], seeds: range) -> tuple[
     models = {**EM_MODELS, **DENSE_MODELS, **STRUCTURED_MODELS}
     results = [result for k in components for result in compare(models, data, k, seeds)]
     train, test = map(len, data)
-    text = f"""MAGIC, {train} training and {test} held-out rows, standardized; means over {len(seeds)} k-means starts:
+    text = f"""**MAGIC**: {train} training and {test} held-out rows, standardized. Means over {len(seeds)} starts:
 
 {as_table(results)}
 
@@ -229,7 +229,7 @@ def breast_cancer_part(seeds: range) -> tuple[str, list[dict[str, Any]]]:
     X = load_breast_cancer().data
     models = {**EM_MODELS, **DENSE_MODELS, **STRUCTURED_MODELS}
     results = compare({m: models[m] for m in models if "batches" not in m}, standardized(X[::2], X[1::2]), 2, seeds)
-    text = f"Breast cancer, every second row held out, standardized; means over {len(seeds)} k-means starts:"
+    text = f"**Breast cancer**: standardized, every second row held out. Means over {len(seeds)} starts:"
     verdicts = [verdict(results, name) for name in ("Dense", "Dense, precision")]
     return "\n".join([f"{text}\n\n{as_table(results)}\n", *verdicts]), results
 
@@ -242,10 +242,10 @@ def synthetic_part(n: int, d: int, seeds: range) -> tuple[str, list[dict[str, An
         results = compare(models, data, 3, seeds)
         gain = mean(results[-1], "test") - mean(next(r for r in results if r["model"] == "EM, diag"), "test")
         texts.append(
-            f"{name}, {d} features, {n} training and {n} held-out rows, standardized; "
-            f"means over {len(seeds)} k-means starts:\n\n"
+            f"**Data of the structure {name}**: {d} features, {n} training and {n} held-out rows, standardized. "
+            f"Means over {len(seeds)} starts:\n\n"
             f"{as_table(results)}\n\n"
-            f"- held out, {name} is {gain:+.2f} above diagonal EM (wanted: above 0)\n{verdict(results, 'Dense')}"
+            f"- On held-out rows {name} is {gain:+.2f} above diagonal EM (goal: above 0).\n{verdict(results, 'Dense')}"
         )
         records.append({"structure": name, "results": results})
     return "\n\n".join(texts), records
@@ -270,8 +270,9 @@ def main() -> None:
 
 `python benchmarks/mixture.py --write`, on {report.machine("scikit-learn", "numpy")}.
 
-Average log-likelihoods, and CPU time of a fit with its k-means start. `EM` is scikit-learn's, at its default `tol=1e-3`
-unless another is given. The structures are those of the covariance's factor unless it says precision.
+The tables have average log-likelihoods, and the CPU time of a fit with its k-means start. `EM` is scikit-learn's
+mixture, with its default `tol=1e-3` unless the row says otherwise. The structure is that of the covariance's factor,
+unless the row says precision.
 
 {magic_text}
 

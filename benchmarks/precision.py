@@ -81,10 +81,10 @@ def main() -> None:
     if arguments.write:
         made = f"`python benchmarks/precision.py --write`, on {report.machine()}."
         what = (
-            f"Mean training loss over the last {LAST} of {STEPS} steps at INGD's defaults, and its ratio to float32's."
+            f"The cells have the mean training loss over the last {LAST} of {STEPS} steps with INGD's defaults, and "
+            f"its ratio to the loss with float32. A ratio above {LIMIT} is in bold."
         )
-        what += f" A ratio above {LIMIT} is in bold."
-        report.write("precision", f"## Factors in half precision\n\n{made} {what}\n\n{text}", stored())
+        report.write("precision", f"## Factors in half precision\n\n{made}\n\n{what}\n\n{text}", stored())
 
 
 if __name__ == "__main__":

@@ -164,8 +164,8 @@ def full_table(results: list[dict[str, Any]]) -> str:
         step = _ratio(find(k, names[1], "step"), find(k, names[0], "step"))
         iteration = min(_ratio(find(k, name, "iteration"), find(k, names[0], "iteration")) for name in names[1:])
         verdicts.append(
-            f"- k = {k}: a step is {step:.1f} times faster than geoopt's (wanted: {WANTED[k]:.0f}), a whole "
-            f"iteration at least {iteration:.1f} times faster than either neighbour's (wanted: 1)"
+            f"- k = {k}: a step is {step:.1f} times as fast as geoopt's (goal: {WANTED[k]:.0f}). A whole iteration is "
+            f"at least {iteration:.1f} times as fast as those of geoopt and pymanopt (goal: 1)."
         )
     return report.table(["", "method", *(f"k = {k}" for k in sizes)], rows) + "\n\n" + "\n".join(verdicts)
 
@@ -267,13 +267,14 @@ def main() -> None:
 
 `python benchmarks/spd.py --write`, on {report.machine("geoopt", "pymanopt", "numpy")}.
 
-Full manifold, float64, log-det problem; CPU time of ours, and the others' as multiples of it:
+The first table is for the full manifold: a log-det problem in float64. It has the CPU time of gnomon, and that of the
+other libraries as multiples of it.
 
 {full_table(full)}
 
-Structures, float32: one iteration (gradient, momentum step, fold) in nanoseconds of CPU time an entry of the
-diagonal, its growth from the smallest to the largest size (wanted for Arrow and Diagonal: below 3), and the
-peak of memory (wanted: below 40):
+The second table is for structures, in float32. It has the CPU time of one iteration (gradient, momentum step, fold),
+in nanoseconds for each entry of the diagonal. Growth is the ratio of the times at the largest and the smallest size
+(goal for Arrow and Diagonal: below 3). The last column is the peak of memory (goal: below 40).
 
 {structured_table(sparse)}
 """

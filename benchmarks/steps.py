@@ -52,9 +52,8 @@ def main() -> None:
         tables = "\n\n".join(results.markdown(page) for page in pages)
         made = f"`python benchmarks/steps.py --write`, on {report.machine('singd', 'pytorch_optimizer')}."
         note = "Muon multiplies in bfloat16, which is slow on CPUs without instructions for it."
-        text = (
-            f"## Training steps\n\n{made} The optimizers of a model take turns.\n\n{results.LEGEND} {note}\n\n{tables}"
-        )
+        made += " The optimizers of a model take turns."
+        text = f"## Training steps\n\n{made}\n\n{results.LEGEND}\n\n{note}\n\n{tables}"
         report.write("steps", text, data)
         results.chart(pages, CHART)
 

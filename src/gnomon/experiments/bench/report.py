@@ -29,10 +29,11 @@ NARROW = 100
 """A terminal with fewer columns does not show the quartiles."""
 COLORS = {"INGD": "C3", "KFAC": "C1", "singd": "C0", "SOAP": "C0", "Muon": "C0"}
 LEGEND = (
-    "x SGD: CPU time of a step as a multiple of that of SGD right before it, the median of the turns, with the "
-    "quartiles. ms: that times SGD's median. work: the part of the time that is not the gradient's. state: of the "
-    "optimizer, between steps. peak: what a step needs for a while, beyond that and what the gradient needs. limit: "
-    "the least time of INGD's work, by its multiplications; work / limit: how far it is from that."
+    "x SGD: the CPU time of a step, divided by that of a step of SGD just before it; the median over the turns, with "
+    "quartiles. ms: this ratio times the median of SGD. work: the share of the time that is not for the gradient. "
+    "state: the memory of the optimizer between steps. peak: the memory that a step needs in addition to the state and "
+    "the gradient. limit: the least time that INGD's multiplications could take. work / limit: the measured time of "
+    "that work, divided by the limit."
 )
 
 
