@@ -14,7 +14,7 @@ from torch import nn
 from gnomon.experiments.quality import runs, study, suite
 from gnomon.experiments.quality.contestants import BEFORE, CONTESTANTS
 from gnomon.experiments.quality.report import Report
-from gnomon.experiments.quality.run import compact, restore
+from gnomon.experiments.quality.run import bench_quality, compact, restore
 from gnomon.experiments.quality.runs import Outcome, Run
 from gnomon.experiments.quality.samples import Samples, SampleTask
 from gnomon.experiments.quality.statistics import Score, are_best, bootstrap, geometric_means, mean_ranks, steps_to
@@ -219,3 +219,18 @@ def test_the_study_prints_a_line_for_each_run(tiny, tmp_path, monkeypatch):
     assert "tiny, INGD, rate 0.01, seed 0, 12 steps (steps)" in text
     assert "times AdamW's time" in text
     assert json.loads((tmp_path / "tiny" / "ingd" / "times.json").read_text())["timing"]["steps"] == 12
+
+
+def test_an_interrupted_study_shows_what_has_ended(tiny, tmp_path, monkeypatch):
+    def interrupted(self, workers, console):
+        for run in self.tried("tiny", "adamw").values():
+            run.perform()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(study.Study, "finish", interrupted)
+    monkeypatch.chdir(tmp_path)
+    console = Console(width=200, file=io.StringIO())
+    with pytest.raises(KeyboardInterrupt):
+        bench_quality(tmp_path / "out", tasks=["tiny"], optimizers=["adamw", "ingd"], console=console)
+    assert "runs are missing" in (tmp_path / "out" / "full" / "quality.md").read_text()
+    assert len(json.loads((tmp_path / "out" / "full" / "quality.json").read_text())["runs"]) == 4

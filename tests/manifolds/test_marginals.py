@@ -198,7 +198,8 @@ def test_a_part_without_a_structure_is_refused_where_it_is_large():
 
 
 # ---------------------------------------------------------------------- as a distribution of torch
-def test_as_a_distribution():
+def test_as_a_distribution(monkeypatch):
+    monkeypatch.setattr(torch.distributions.Distribution, "_validate_args", True)  # other packages turn it off
     torch.manual_seed(5)
     q = random_gaussian(g.Arrow(6, rank=2), "precision")
     whole = q.marginal(slice(None))

@@ -47,5 +47,5 @@ def test_assignment_refuses(arguments, message):
 
 
 def test_an_unknown_mode_is_refused():
-    with pytest.raises(ValueError, match="shard must be 'none' or 'update' or 'full', got 'half'"):
+    with pytest.raises(ValueError, match="shard must be 'auto' or 'none' or 'update' or 'full', got 'half'"):
         INGD(nn.Linear(2, 2), shard="half")

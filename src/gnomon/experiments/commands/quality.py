@@ -73,6 +73,8 @@ def quality(
     Writes a file of each run, quality.md, quality.png and quality.json into OUTPUT/full or OUTPUT/quick.
 
     All tasks with all optimizers take several hours. What was interrupted goes on with the same command.
+
+    Ctrl-C shows and writes the results of the runs that have ended.
     """
     with one_line_errors():
         from ..training.ranks import check_alone

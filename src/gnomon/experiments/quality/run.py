@@ -40,6 +40,8 @@ def bench_quality(
 ) -> Report:
     """Do the missing runs of the suite, print the tables and write the results. Return the report.
 
+    Ctrl-C ends the runs. The tables and results then show the runs that have ended.
+
     Args:
         output: The folder in which each scale has a folder of runs, ``quality.md``, ``quality.png`` and
             ``quality.json``.
@@ -63,7 +65,16 @@ def bench_quality(
     chosen = _installed([name for name in CONTESTANTS if not optimizers or name in optimizers], console)
     study = Study(output / scale.name, found, chosen, scale)
     restore(study, REPOSITORY["json"])
-    study.finish(workers, console)
+    try:
+        study.finish(workers, console)
+    except KeyboardInterrupt:
+        _publish(study, measures, write, console)
+        raise
+    return _publish(study, measures, write, console)
+
+
+def _publish(study: Study, measures: dict[str, str], write: bool, console: Console) -> Report:
+    """Print the tables of the runs that have ended, and write the results."""
     report = Report(study, measures)
     for section in report.sections:
         console.print(section.terminal())
