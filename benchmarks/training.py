@@ -33,6 +33,7 @@ from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 
+from gnomon.experiments.common import palette
 from gnomon.optim import INGD
 from gnomon.optim.kronecker.config import preset_arguments
 
@@ -214,11 +215,12 @@ def figure() -> None:
         for optimizer in compared(name):
             lr, best = best_of(name, optimizer)
             steps = sorted(map(int, best["measured"]))
-            style = {"color": "C3", "linewidth": 2.2} if optimizer == "INGD" else {}
-            axes.plot(steps, [best["measured"][str(s)] for s in steps], label=f"{optimizer}, {lr:.2g}", **style)
+            values = [best["measured"][str(s)] for s in steps]
+            color, width = palette.of_optimizer(optimizer).light, 2.2 if optimizer == "INGD" else 1.5
+            axes.plot(steps, values, label=f"{optimizer}, {lr:.2g}", color=color, linewidth=width)
         axes.set(xlabel="steps", ylabel=kind.measure, title=name)  # type: ignore[attr-defined]
         if name == "autoencoder":
-            axes.axhline(best_of(name, "AdamW")[1]["final"], color="grey", linewidth=0.8, linestyle=":")
+            axes.axhline(best_of(name, "AdamW")[1]["final"], color=palette.SOFT.light, linewidth=0.8, linestyle=":")
             axes.set_ylim(8, 60)
         axes.legend(frameon=False)
         axes.spines[["top", "right"]].set_visible(False)

@@ -7,7 +7,7 @@ python examples/cnn_digits.py
 
 import matplotlib.pyplot as plt
 import torch
-from pictures import COLORS, options, save
+from pictures import color_of, options, save
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -63,10 +63,10 @@ def main() -> None:
     labels = torch.tensor(data.target)[order]
     epochs = 2 if arguments.quick else 8
     figure, axes = plt.subplots(figsize=(5, 3.4), constrained_layout=True)
-    for color, (name, make_optimizer) in zip(COLORS, OPTIMIZERS.items(), strict=False):
+    for name, make_optimizer in OPTIMIZERS.items():
         found = errors(make_optimizer, images, labels, epochs)
         print(f"test error {found[-1]:.1f}% with {name}")
-        axes.plot(range(1, epochs + 1), found, "o-", color=color, label=name)
+        axes.plot(range(1, epochs + 1), found, "o-", color=color_of(name), label=name)
     axes.set(xlabel="epoch", ylabel="test error, %", ylim=(0, None))
     axes.xaxis.get_major_locator().set_params(integer=True)
     axes.legend(frameon=False)

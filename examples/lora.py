@@ -7,7 +7,7 @@ python examples/lora.py
 
 import matplotlib.pyplot as plt
 import torch
-from pictures import COLORS, options, save
+from pictures import color_of, options, save
 from torch import Tensor, nn
 from torch.nn.functional import mse_loss
 
@@ -68,10 +68,10 @@ def main() -> None:
     arguments = options(__doc__, "lora")
     steps = 60 if arguments.quick else 400
     figure, axes = plt.subplots(figsize=(5, 3.4), constrained_layout=True)
-    for color, (name, make_optimizer) in zip(COLORS, OPTIMIZERS.items(), strict=False):
+    for name, make_optimizer in OPTIMIZERS.items():
         found = losses(make_optimizer, steps)
         print(f"loss {found[0]:.4f} at first, {sum(found[-10:]) / 10:.4f} after {steps} steps with {name}")
-        axes.plot(found, color=color, label=name, linewidth=1)
+        axes.plot(found, color=color_of(name), label=name, linewidth=1)
     axes.set(xlabel="step", ylabel="loss", yscale="log")
     axes.legend(frameon=False)
     save(figure, arguments.picture)

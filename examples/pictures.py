@@ -1,4 +1,4 @@
-"""What the examples with a picture share: their options, their colours, ellipses of matrices."""
+"""What the examples with a picture share: their options, the colours of the project, ellipses of matrices."""
 
 import argparse
 import math
@@ -10,8 +10,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from numpy.typing import ArrayLike
 
-COLORS = ["#1f82e0", "#e08a1e", "#2a9d72", "#a05fd0", "#8a94a3"]
-"""Colours that colour-blind eyes tell apart; the library's own method has the first one."""
+from gnomon.experiments.common import palette
+
+COLORS = [color.light for color in (palette.OURS, palette.ORANGE, palette.GREEN, palette.PURPLE, palette.GREY)]
+"""The library's own method has the first one."""
 
 matplotlib.rcParams.update({"svg.hashsalt": "gnomon", "axes.spines.top": False, "axes.spines.right": False})
 matplotlib.rcParams["axes.prop_cycle"] = matplotlib.cycler(color=COLORS)
@@ -23,6 +25,11 @@ def options(description: str, name: str) -> argparse.Namespace:
     parser.add_argument("--quick", action="store_true", help="a small form, for tests")
     parser.add_argument("--picture", type=Path, default=Path(f"{name}.svg"), help="the file to write")
     return parser.parse_args()
+
+
+def color_of(optimizer: str) -> str:
+    """The colour of an optimizer in all pictures of the project."""
+    return palette.of_optimizer(optimizer).light
 
 
 def save(figure: Figure, path: Path) -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import gnomon
 from gnomon import groups as g
+from gnomon.experiments.common import palette
 
 K = 12
 STRUCTURES: dict[str, g.Group] = {
@@ -64,12 +65,12 @@ def drawing(matrices: dict[str, Tensor]) -> str:
     width, height = sum(widths) + GAP * (len(widths) - 1) + 2, TOP + CELL * K + 2
     left = 1
     parts = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}">']
-    parts.append(f'<rect width="{width}" height="{height}" fill="#fff"/>')
+    parts.append(f'<rect width="{width}" height="{height}" fill="{palette.PAGE.light}"/>')
     for (title, matrix), side in zip(matrices.items(), widths, strict=True):
         text = f'<text x="{left + side / 2}" y="13" font-family="sans-serif" font-size="11" text-anchor="middle">'
         box = f'x="{left - 1}" y="{TOP - 1}" width="{side + 1}" height="{CELL * K + 1}"'
-        frame = f'<rect {box} fill="none" stroke="#aaa"/>'
-        parts.append(f'{text}{title}</text>{frame}<g fill="#1f60b0">{cells(matrix, left)}</g>')
+        frame = f'<rect {box} fill="none" stroke="{palette.GREY.light}"/>'
+        parts.append(f'{text}{title}</text>{frame}<g fill="{palette.BLUE.light}">{cells(matrix, left)}</g>')
         left += side + GAP
     return "\n".join([*parts, "</svg>\n"])
 

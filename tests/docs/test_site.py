@@ -6,7 +6,6 @@ import http.server
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import threading
@@ -14,9 +13,10 @@ from importlib.util import find_spec
 
 import pytest
 
+from support import browser
+from support.browser import needs_browser
 from support.repository import ROOT
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 NEEDED = ("mkdocs", "material", "mkdocstrings_handlers", "latex2mathml")
 MISSING = [package for package in NEEDED if find_spec(package) is None]
 WIDTHS = (400, 1280)
@@ -25,10 +25,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(bool(MISSING), reason=f"{', '.join(MISSING)} not installed: pip install 'gnomon[docs]'"),
 ]
-
-needs_browser = pytest.mark.skipif(
-    CHROMIUM is None, reason="looking at the site needs Chromium (Debian's package chromium)"
-)
 
 MEASURE = """<body style="margin:0">%s<script>
 const measure = frame => {
@@ -106,9 +102,8 @@ def address(site):
 
 def browse(address, profile):
     """The page at an address as a browser has it in the end; no machine but this one has a name there."""
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", f"--user-data-dir={profile}"]
-    options += ["--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1", "--timeout=90000"]
-    return subprocess.run([CHROMIUM, *options, "--dump-dom", address], capture_output=True, text=True, timeout=150)
+    options = [f"--user-data-dir={profile}", "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1"]
+    return browser.browse(*options, "--timeout=90000", "--dump-dom", address, timeout=150)
 
 
 @pytest.fixture(scope="module")

@@ -1,11 +1,8 @@
 """The demonstration and its command."""
 
-import html
 import importlib.util
 import io
-import json
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -20,9 +17,11 @@ from typer.testing import CliRunner
 
 import gnomon
 from gnomon.cli import main
+from gnomon.experiments.common import palette
 from gnomon.experiments.demo import network, posterior
 from gnomon.experiments.demo import report as demo_report
 from gnomon.experiments.demo import run as demonstration
+from support.browser import View, needs_browser
 
 
 def command(*arguments, **options):
@@ -36,14 +35,6 @@ def command(*arguments, **options):
 
 
 SMALL = demonstration.Scale(epochs=2, seeds=2, k=30, iterations=20)
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
-
-FRAME = "height:4000px;border:0;"
-MEASURE = """<script>
-const charts = [...document.querySelectorAll("svg.chart")].map(c => c.getBoundingClientRect());
-parent.document.body.dataset.measures = JSON.stringify(
-  {charts: charts.map(c => [c.width, c.height]), page: document.documentElement.scrollWidth});
-</script>"""
 
 
 @pytest.fixture(scope="module")
@@ -118,39 +109,24 @@ def test_goals_that_are_not_reached_are_told():
     assert rows[0][2:4] == ["-", "-"]
 
 
-def browse(*arguments):
-    return subprocess.run([CHROMIUM, *arguments], capture_output=True, text=True, check=False, timeout=90)
-
-
 @pytest.mark.spawns
-@pytest.mark.skipif(CHROMIUM is None, reason="looking at the report needs Chromium (Debian's package chromium)")
-@pytest.mark.parametrize("width", [400, 1200])
-def test_a_browser_shows_the_figures(made, tmp_path, width):
-    """In a frame as wide as the device: a headless window is never narrower than 500 pixels."""
-    report = tmp_path / "measured.html"
-    report.write_text(made[0].read_text() + MEASURE)
-    frame = tmp_path / "frame.html"
-    frame.write_text(f'<body style="margin:0"><iframe src="{report.name}" style="{FRAME}width:{width}px"></iframe>')
-    picture = tmp_path / "picture.png"
-    options = ["--headless", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", "--window-size=1200,4000"]
-    options += ["--allow-file-access-from-files", f"--user-data-dir={tmp_path / 'profile'}"]
-    dump = browse(*options, "--dump-dom", frame.as_uri())
-    found = re.search(r'data-measures="([^"]*)"', dump.stdout)
-    assert found, dump.stderr
-    measures = json.loads(html.unescape(found[1]))
+@needs_browser
+@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1200, "dark")])
+def test_a_browser_shows_the_figures(made, tmp_path, width, scheme):
+    view = View(made[0].read_text(), tmp_path, width, scheme)
+    measures = view.measures()
     assert len(measures["charts"]) == 6
-    for chart_width, chart_height in measures["charts"]:
+    for chart_width, chart_height, *_ in measures["charts"]:
         assert 0.4 * width < chart_width <= width
         assert 0.5 * chart_width < chart_height < chart_width
     assert measures["page"] <= width  # nothing to scroll sideways
-    browse(*options, f"--screenshot={picture}", frame.as_uri())
-    counts = {color: count for count, color in Image.open(picture).convert("RGB").getcolors(1 << 24)}
-    for color in (
-        *demo_report.COLORS.values(),
-        *demo_report.STRUCTURE_COLORS.values(),
-        *demo_report.POSTERIOR_COLORS.values(),
-    ):
-        assert counts.get(ImageColor.getrgb(color), 0) > 50, f"{color} is not to be seen"
+    assert all(0 <= left < right <= width for left, right in measures["cells"])
+    counts = {color: count for count, color in Image.open(view.picture()).convert("RGB").getcolors(1 << 24)}
+    optimizers = [palette.of_optimizer(name) for name in network.RATES]
+    others = [*demo_report.STRUCTURE_COLORS.values(), *demo_report.POSTERIOR_COLORS.values()]
+    for color in (*optimizers, *others):
+        drawn = ImageColor.getrgb(getattr(color, scheme))
+        assert counts.get(drawn, 0) > 50, f"{color.name} is not to be seen"
 
 
 @pytest.mark.slow

@@ -16,7 +16,8 @@ from typer.testing import CliRunner
 from gnomon.cli import main
 from gnomon.experiments.commands.reproduce import TABLE_NAMES, Reproducible
 from gnomon.experiments.common.trials import Curve, Store, Trial, run_trials
-from gnomon.experiments.figures import manifold, reproduce, rosenbrock
+from gnomon.experiments.figures import claims, manifold, reproduce, rosenbrock
+from gnomon.experiments.figures.plots import FLOOR_OF_GUESSES, gap_chart
 from gnomon.experiments.figures.reproduce import EXPERIMENTS
 from gnomon.experiments.figures.results import Results
 from gnomon.experiments.training.config import Config
@@ -46,11 +47,16 @@ def test_what_a_run_leaves(runs, name):
     curves, data = curves_of(runs, name)
     assert data["configuration"]["quick"] is True
     assert {"torch", "gnomon", "python"} <= data["versions"].keys()
-    for axis in EXPERIMENTS[name].axes:
-        assert (runs / name / f"{axis}.png").stat().st_size > 10_000
-    page = (runs / name / "index.html").read_text()
-    assert page.count("data:image/png;base64,") == len(EXPERIMENTS[name].axes)
-    assert not re.search(r'(src|href)="(?!data:)', page)  # nothing from elsewhere
+    page, markdown = (runs / name / "index.html").read_text(), (runs / name / f"{name}.md").read_text()
+    assert page.count('<svg class="chart"') == 2 * len(EXPERIMENTS[name].axes)
+    assert not re.search(r"<(img|script|link)|http-equiv", page)  # nothing from elsewhere, and it is not read again
+    for part in ("The paper", "Here", "Verdict"):
+        assert f"<dt>{part}</dt>" in page
+        assert f"**{part}**: " in markdown or f"**{part}**:\n" in markdown
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", markdown)
+    assert len(pictures) == 2 * len(EXPERIMENTS[name].axes)
+    for picture in pictures:
+        assert "var(--" not in (runs / name / picture).read_text()  # a file has colours of its own
     for method in {curve.method for curve in curves}:
         assert method.replace("&", "&amp;") in page
     for curve in curves:
@@ -183,6 +189,75 @@ def test_compare_leaves_out_what_reproduce_writes(runs, tmp_path):
     assert result.exit_code == 0, result.output
     assert all(f"Left out: {runs / name} holds no run." in result.output for name in NAMES)
     assert "INGD" in result.output
+
+
+@pytest.mark.slow
+def test_a_page_tells_how_far_the_runs_are(runs, tmp_path, monkeypatch):
+    """After the first trial, and then now and then."""
+    trials = list(EXPERIMENTS["log-det"].trials(True))
+    store = Store(tmp_path / "log-det" / "trials")
+    for trial in trials[:-1]:
+        store.save(trial, Store(runs / "log-det" / "trials").load(trial))
+
+    def stop(self):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trial, "__call__", stop)
+    with pytest.raises(KeyboardInterrupt):
+        reproduce.reproduce("log-det", tmp_path, quick=True, console=Console(quiet=True))
+    page = (tmp_path / "log-det" / "index.html").read_text()
+    assert f"1 of {len(trials)} runs are finished" in page
+    assert 'http-equiv="refresh"' in page
+    assert "<svg" in page
+    assert "Verdict" not in page
+    assert not list((tmp_path / "log-det").glob("*.md"))
+
+
+def mixture(method, seed, losses, lr=1.0, shared=True, away=0.0):
+    seconds = [0.1 * i for i in range(len(losses))]
+    return Curve("gmm", method, {"lr": lr}, seed, shared, loss=losses, seconds=seconds, notes={"away": away})
+
+
+def test_the_mixture_figure_has_medians_and_ranges_above_a_floor():
+    losses = {0: [11.0, 2.0, 1.0], 1: [11.0, 3.0, 1.0], 2: [11.0, 6.0, 1.0]}
+    results = Results([mixture("ours, sub", seed, values) for seed, values in losses.items()])
+    ((title, groups), _) = results.panels().items()
+    chart = gap_chart(results, groups, "iterations", log_axis=False)
+    (line,) = chart.lines
+    assert line.name == "ours, sub"
+    assert line.dashed
+    assert line.y == pytest.approx([1.0, 0.2, FLOOR_OF_GUESSES])
+    assert line.low == pytest.approx([1.0, 0.1, FLOOR_OF_GUESSES])
+    assert line.high == pytest.approx([1.0, 0.5, FLOOR_OF_GUESSES])
+    assert "legend" not in chart.inline()  # the page has it, so that it covers no curve
+    assert "same step" in title
+
+
+def test_claims_follow_the_numbers():
+    def problem(ours, exact, bounded=0.0):
+        """Two steps; a loss is that after one iteration from 1."""
+        found = []
+        for method in (manifold.OURS, manifold.OURS_BOUNDED, *claims.EXACT):
+            for lr in (0.1, 0.2):
+                last = {manifold.OURS: ours, manifold.OURS_BOUNDED: {0.1: bounded, 0.2: bounded}}.get(method, exact)[lr]
+                curve = Curve("log-det", method, {"lr": lr}, 0, lr == 0.1, 0.0, [1.0, last], [0.0, 0.1])
+                found.append(curve)
+        return claims.on_the_manifold(Results(found)).verdict
+
+    same = problem({0.1: 1e-3, 0.2: 1e-3}, {0.1: 1e-3, 0.2: 1e-3})
+    assert same == "The similar performance holds here. That it can use a larger step cannot be seen in this grid."
+    worse = problem({0.1: 0.1, 0.2: 0.9}, {0.1: 1e-3, 0.2: 0.9})
+    assert "The similar performance does not hold here." in worse
+    assert "does not hold for the update as published, and holds with bounded steps" in worse
+    better = problem({0.1: 1e-3, 0.2: 1e-3}, {0.1: 1e-3, 0.2: 0.9})
+    assert "That it can use a larger step holds." in better
+    names = (*manifold.SUB, manifold.OURS, *manifold.BASELINES)
+    for sub, words in ((1.0, "reaches the loss"), (1.1, "does not reach the loss")):
+        losses = {manifold.OURS_SUB: sub}
+        curves = [mixture(m, 0, [9.0, losses.get(m, 1.0)], away=0.0 if m in manifold.SUB else 1.0) for m in names]
+        claim = claims.on_the_submanifold(Results(curves))
+        assert words in claim.verdict
+        assert "are all mixtures" in claim.verdict
 
 
 def test_every_seed_is_measured_from_its_own_minimum():

@@ -4,6 +4,7 @@ import json
 import multiprocessing
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,11 +22,13 @@ from gnomon.cli import main
 from gnomon.experiments import models
 from gnomon.experiments.commands.reproduce import TABLE_NAMES
 from gnomon.experiments.tables import published, runs, study, tolerance
+from gnomon.experiments.tables.report import Report
 from gnomon.experiments.tables.reproduce import reproduce_table
 from gnomon.experiments.tables.runs import Result, Run, Timing
 from gnomon.experiments.tables.scales import TABLES, Grid, Scale
 from gnomon.experiments.tables.section import Section
 from gnomon.experiments.tables.study import Method, Study, as_trial, within
+from gnomon.experiments.tables.verdict import claim
 from gnomon.experiments.training.config import Config, TrainingError, completed
 from gnomon.experiments.training.trainer import Epoch
 from gnomon.experiments.training.tune import for_optimizer, rate_grid
@@ -99,10 +102,12 @@ def test_what_is_written(reproduced):
         assert f"{method['mean']:.2f} ±" in page
     for name in ("SGD", "INGD"):
         assert len(re.findall(rf"^\| \**(ours \()?{name}", markdown, re.MULTILINE)) == 4  # results, settings, paper's
-    assert page.count("data:image/png;base64,") == 2
-    assert not re.search(r'(src|href)="(?!data:)', page)
-    for picture in re.findall(r"!\[.*?\]\((.*?)\)", markdown):
-        assert (folder / picture).stat().st_size > 10_000
+    assert page.count('<svg class="chart"') == 4  # by epoch, by time, and a grid of INGD and of KFAC
+    assert not re.search(r"<(img|script|link)|http-equiv", page)
+    pictures = re.findall(r"!\[.*?\]\((.*?)\)", markdown)
+    assert len(pictures) == 4
+    assert all("<svg" in (folder / picture).read_text() for picture in pictures)
+    assert page.count("<dt>Verdict</dt>") == 2
     assert "26.06" in markdown  # the paper's
     assert "about 0 minutes" in shown
     assert "At equal epochs" in shown
@@ -241,6 +246,46 @@ def test_words_follow_the_numbers():
     assert "Runs of SGD diverged" in " ".join(torn.findings())
 
 
+def test_the_verdict_follows_the_numbers():
+    def words(ingd, kfac, sgd):
+        found = claim("cifar100", [section(method("sgd", *sgd), method("kfac", *kfac), method("ingd", *ingd))])
+        return found.verdict
+
+    assert "INGD has a lower test error than KFAC on 4, and the lowest one of all on 3." in claim("cifar100", []).paper
+    best = words(ingd=([40.0], [40.5]), kfac=([45.0], [45.6]), sgd=([50.0], [50.0]))
+    assert "better than KFAC holds" in best
+    assert "competitive with the others holds" in best
+    close = words(ingd=([40.0], [44.0]), kfac=([43.0], [43.0]), sgd=([41.5], [41.5]))
+    assert "not by more than the interval" in close
+    assert "SGD has less, but within the interval" in close
+    worst = words(ingd=([60.0], [60.0]), kfac=([43.0], [43.1]), sgd=([50.0], [50.1]))
+    assert "better than KFAC does not hold" in worst
+    assert "does not hold: SGD has less" in worst
+    assert "cannot be compared" in claim("gpt", [section(method("sgd", [5.0]))]).verdict
+    assert "no language model" in claim("gpt", []).paper
+
+
+@pytest.mark.spawns
+def test_pages_of_runs_that_go_on(reproduced, tmp_path):
+    """First no optimizer has finished, then one has."""
+    folder, _ = reproduced
+    for optimizers in ((), ("sgd",)):
+        part = tmp_path / str(len(optimizers))
+        for run in folder.glob("*/mlp/*"):
+            if run.name.startswith(optimizers or "nobody"):
+                shutil.copytree(run, part / run.relative_to(folder))
+        plan = Study(TINY, part)
+        left, to_come = plan.left(), plan.to_come()
+        ended, total = plan.progress
+        assert total == ended + len(left) + len(to_come)
+        page = Report("cifar100", "small", plan).document(plan.progress).html()
+        assert f"{ended} of {total} runs are finished" in page
+        assert 'http-equiv="refresh"' in page
+        assert "Verdict" not in page
+        assert ("<svg" in page) == bool(optimizers)
+        assert ("No optimizer has finished" in page) == (not optimizers)
+
+
 def test_a_shorter_run_fits_into_the_rivals_time(tmp_path, monkeypatch):
     plan = Study(replace(TINY, optimizers=("sgd", "adamw", "ingd")), tmp_path)
     task = plan.tasks[0]
@@ -260,10 +305,10 @@ def test_what_is_borne(kfac, verdict):
     grid = Grid(TASK, rates=(0.01, 0.1), dampings=(0.2,), presets=("paper",))
     ours = tolerance.Map("ingd", "paper", {(0.01, 0.2): 20.0, (0.1, 0.2): 29.0})
     theirs = tolerance.Map("kfac", "paper", {(0.01, 0.2): 21.0, (0.1, 0.2): kfac})
-    assert verdict in tolerance.comparison(ours, theirs, grid)[-1]
+    assert verdict in tolerance.comparison(ours, theirs, grid).verdict
     if kfac != 20.0:
         worse = tolerance.comparison(replace(ours, errors=theirs.errors), replace(theirs, errors=ours.errors), grid)
-        assert "does not hold" in worse[-1]
+        assert "does not hold" in worse.verdict
     assert tolerance.Map("ingd", "paper", {(0.01, 0.2): None}).tolerated == set()
 
 
@@ -296,7 +341,7 @@ def test_a_run_that_diverges_is_a_result(tmp_path):
 def test_tables_and_scales():
     assert {name.value for name in TABLE_NAMES} == set(TABLES)
     for name, scales in TABLES.items():
-        assert set(scales) == {"full", "small"}
+        assert set(scales) == {"full", "small", "tiny"}
         for scale in scales.values():
             assert {"ingd", "sgd", "adamw"} <= set(scale.optimizers)
             assert all(task.seed not in scale.seeds for task in scale.tasks)
@@ -332,7 +377,7 @@ def test_bad_input(tmp_path):
     assert len(result.output.splitlines()) == 1
     with pytest.raises(TrainingError, match="unknown table 'cifar'; did you mean cifar100"):
         reproduce_table("cifar", tmp_path)
-    with pytest.raises(TrainingError, match="unknown scale 'big'; there are full, small"):
+    with pytest.raises(TrainingError, match="unknown scale 'big'; there are full, small, tiny"):
         reproduce_table("gpt", tmp_path, "big")
     with pytest.raises(TrainingError, match="jobs must be at least 1, got 0"):
         reproduce_table("gpt", tmp_path, "small", jobs=0)

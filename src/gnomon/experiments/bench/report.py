@@ -17,6 +17,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import LogLocator, NullLocator
 from rich.table import Table
 
+from ... import __version__
+from ..common import palette
 from ..common.files import write_atomically
 from ..common.plots import save_png
 from ..common.tables import markdown_table, titled_table
@@ -24,10 +26,9 @@ from .measure import Figures
 from .models import Model
 from .optimizers import GRADIENT_ONLY, UNIT, Contestant
 
-PACKAGES = ("gnomon", "torch", "singd", "pytorch_optimizer")
+PACKAGES = ("torch", "singd", "pytorch_optimizer")
 NARROW = 100
 """A terminal with fewer columns does not show the quartiles."""
-COLORS = {"INGD": "C3", "KFAC": "C1", "singd": "C0", "SOAP": "C0", "Muon": "C0"}
 LEGEND = (
     "x SGD: the CPU time of a step, divided by that of a step of SGD just before it; the median over the turns, with "
     "quartiles. ms: this ratio times the median of SGD. work: the share of the time that is not for the gradient. "
@@ -111,7 +112,7 @@ def as_data(reports: list[Report]) -> dict[str, Any]:
 
 def machine() -> str:
     """Describe the machine and the versions of the packages."""
-    versions = []
+    versions = [f"gnomon {__version__}"]
     for package in PACKAGES:
         try:
             versions.append(f"{package} {version(package)}")
@@ -182,8 +183,8 @@ def _bars(axes: Axes, page: Page) -> None:
     rows = page.measured
     for place, row in enumerate(rows):
         low, high = row["quartiles"]
-        color = COLORS.get(row["name"].split()[0], "grey")
-        axes.barh(place, row["multiple"] - 1, left=1, color=color, height=0.7)
+        color = palette.of_optimizer(row["name"])
+        axes.barh(place, row["multiple"] - 1, left=1, color=color.light, height=0.7)
         axes.plot([low, high], [place, place], color="black", linewidth=1)
         text = f"{row['multiple']:.2f}" if row["multiple"] < 10 else f"{row['multiple']:.0f}"
         axes.annotate(text, (max(high, 1), place), (4, 0), textcoords="offset points", va="center", fontsize=8)

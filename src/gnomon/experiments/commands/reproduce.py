@@ -78,9 +78,9 @@ Quick = Annotated[
     bool, typer.Option("--quick", help="Small sizes; all four in under two minutes.", rich_help_panel=FIGURES)
 ]
 Scale = Annotated[
-    Literal["full", "small"] | None,
+    Literal["full", "small", "tiny"] | None,
     typer.Option(
-        help="The paper's protocol, for GPUs; or one for two cores and under 90 minutes.",
+        help="The paper's protocol, for GPUs; one for two cores and under 90 minutes; one of a few minutes.",
         show_default="full",
         rich_help_panel=TABLES,
     ),
@@ -127,14 +127,16 @@ def reproduce(
 
     Its printed numbers are fig-3 (all four figures), table-3 and fig-5 (table-1), table-4 and fig-4 (table-2).
 
-    Writes results.json, pictures and index.html into a folder of OUTPUT, such as runs/gmm.
+    Writes results.json, index.html, and a Markdown page with its drawings into a folder such as runs/gmm.
+
+    index.html is also written while runs go on, with what is finished.
 
     What was interrupted, even killed, goes on with the same command.
     """
     names = named(name)
     if any(one in TABLE_NAMES for one in names):
         if quick:
-            raise typer.BadParameter(f"{name} is a table and has no --quick; --scale small makes it small")
+            raise typer.BadParameter(f"{name} is a table and has no --quick; --scale tiny makes it small")
         _reproduce_tables([one.value for one in names], output, scale or "full", data_dir, jobs)
     else:
         for option, value in (("--scale", scale), ("--data-dir", data_dir), ("--jobs", jobs)):

@@ -9,13 +9,16 @@ from importlib.metadata import version
 
 import torch
 
+from ... import __version__
+
 RATE_SIZE = 512
 """The side of the square matrices whose product is timed."""
 
 
 def versions() -> dict[str, str]:
     """Return the versions of Python and of the packages on which results depend."""
-    return {"python": platform.python_version()} | {name: version(name) for name in ("gnomon", "torch", "scipy")}
+    own = {"python": platform.python_version(), "gnomon": __version__}
+    return own | {name: version(name) for name in ("torch", "scipy")}
 
 
 def versions_text() -> str:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
 
 from .files import atomic_file
+from .svg import whole_ticks
 
 
 def style_panel(panel: Axes, x: str, y: str, *, whole: bool = False) -> None:
@@ -20,7 +20,7 @@ def style_panel(panel: Axes, x: str, y: str, *, whole: bool = False) -> None:
     panel.set_ylabel(y)
     panel.set_xlim(left=0)
     if whole:
-        panel.xaxis.set_major_locator(MaxNLocator(integer=True))
+        whole_ticks(panel)
     panel.grid(alpha=0.3)
     panel.legend(fontsize=8)
 

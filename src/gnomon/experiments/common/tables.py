@@ -28,7 +28,7 @@ def terminal_table(title: str, header: list[str], rows: list[list[str]], width: 
     words. Numbers do not break, because a part of a number is misleading.
     """
     shown = [i for i, name in enumerate(header) if name != "settings" or width >= NARROW]
-    widths = [_least_width(name, [row[i] for row in rows]) for i, name in enumerate(header)]
+    widths = [least_width(name, [row[i] for row in rows], name in WORDS) for i, name in enumerate(header)]
     while len(shown) > 2 and sum(widths[i] + 3 for i in shown) > width:
         shown.pop()
     table = titled_table(title)
@@ -40,9 +40,9 @@ def terminal_table(title: str, header: list[str], rows: list[list[str]], width: 
     return table
 
 
-def _least_width(name: str, cells: list[str]) -> int:
-    """Return the width of a column's longest number or word."""
-    return max(map(len, [*name.split(), *(" ".join(cells).split() if name in WORDS else cells)]))
+def least_width(name: str, cells: list[str], words: bool) -> int:
+    """Return the width of a column's longest number or word. Its name and cells of words break between words."""
+    return max(map(len, [*name.split(), *(" ".join(cells).split() if words else cells)]), default=0)
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], left: Collection[str]) -> str:

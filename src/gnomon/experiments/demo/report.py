@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import html
 from statistics import mean
 
 import torch
 from torch import Tensor
 
 from ...groups import Dense, Group, Heisenberg
-from ..common import page
+from ..common import page, palette
 from ..common.machine import versions_text
-from ..common.svg import Line, cells, chart, legend
+from ..common.svg import Chart, Line, cells, legend
 from ..common.trials import SOLVED, Curve
 from ..data import digits
 from ..training.compare import RunGroup
@@ -19,9 +18,8 @@ from ..training.optimizers import TITLES
 from .posterior import Posterior
 from .scale import Cells
 
-COLORS = {"sgd": "#8a94a3", "adamw": "#e08a1e", "kfac": "#a05fd0", "ingd": "#1f82e0"}
-STRUCTURE_COLORS = {"full": "#e08a1e", "Heisenberg": "#1f82e0"}
-POSTERIOR_COLORS = {"exact": "#8a94a3", "arrow": "#1f82e0", "mean field": "#e08a1e"}
+STRUCTURE_COLORS = {"full": palette.ORANGE, "Heisenberg": palette.OURS}
+POSTERIOR_COLORS = {"exact": palette.GREY, "arrow": palette.OURS, "mean field": palette.ORANGE}
 
 FLOOR = 1e-12
 """Smaller shares of the first gap are rounding errors. They are drawn at this value."""
@@ -70,8 +68,8 @@ def report_page(networks: list[RunGroup], matrices: list[Curve], posteriors: lis
         ("One network, four optimizers", _network_section(networks, shown[0])),
         ("One matrix, two structures", _matrix_section(matrices, shown[1])),
         ("One posterior, two structures", _posterior_section(posteriors, shown[2])),
-        ("In your own code", _code(CODE)),
-        ("Try next", _code(NEXT)),
+        ("In your own code", page.code(CODE)),
+        ("Try next", page.code(NEXT)),
     ]
     return page.page("gnomon at work", sections, f"{versions_text()}. Times are CPU time of one thread.", LEAD)
 
@@ -100,18 +98,19 @@ def _network_section(networks: list[RunGroup], table: str) -> str:
     )
     by_epoch = [_error_line(runs, [float(n + 1) for n in range(runs.epochs)]) for runs in networks]
     by_time = [_error_line(runs, _means(runs.over_runs(lambda epoch: epoch.cpu_seconds))) for runs in networks]
-    pictures = _strip([cells(image) for image in _ten_digits()], "digits")
-    charts = (
-        chart(by_epoch, "Test error by epoch", "epoch", "wrong answers in %", log=True, whole=True),
-        chart(by_time, "Test error by time", "CPU seconds of training", "wrong answers in %", log=True),
-    )
-    return _section(intro, pictures, legend(by_epoch), charts, table, seen, fair)
+    pictures = page.strip([cells(image) for image in _ten_digits()], "digits")
+    charts = [
+        Chart("Test error by epoch", by_epoch, "epoch", "wrong answers in %", log=True, whole=True),
+        Chart("Test error by time", by_time, "CPU seconds of training", "wrong answers in %", log=True),
+    ]
+    return _section(intro, pictures, charts, table, seen, fair)
 
 
 def _error_line(runs: RunGroup, x: list[float]) -> Line:
     name, errors = runs.config.optimizer, runs.over_runs(lambda epoch: max(epoch.test_error, 0.1))
     low, high = list(map(min, errors)), list(map(max, errors))
-    return Line(TITLES[name], COLORS[name], x, _means(errors), low, high, width=2.6 if name == "ingd" else 1.8)
+    width = 2.6 if name == "ingd" else 1.8
+    return Line(TITLES[name], palette.of_optimizer(name), x, _means(errors), low, high, width)
 
 
 def _means(values: list[list[float]]) -> list[float]:
@@ -149,14 +148,14 @@ def _matrix_section(curves: list[Curve], table: str) -> str:
     by_iteration = [_gap_line(curve, [float(i) for i in range(len(curve.loss))]) for curve in curves]
     by_time = [_gap_line(curve, curve.seconds) for curve in curves]
     patterns = [
-        _figure(_pattern(Dense(k)), f"full: {dimensions['full']} unknowns"),
-        _figure(_pattern(Heisenberg(k, head=2, tail=2)), f"Heisenberg: {dimensions['Heisenberg']} unknowns"),
+        page.figure(_pattern(Dense(k)), f"full: {dimensions['full']} unknowns"),
+        page.figure(_pattern(Heisenberg(k, head=2, tail=2)), f"Heisenberg: {dimensions['Heisenberg']} unknowns"),
     ]
-    charts = (
-        chart(by_iteration, "Gap by iteration", "iteration", "gap, as a share of the first", log=True, whole=True),
-        chart(by_time, "Gap by time", "CPU seconds", "gap, as a share of the first", log=True),
-    )
-    return _section(intro, _strip(patterns, "patterns"), legend(by_iteration), charts, table, seen, small)
+    charts = [
+        Chart("Gap by iteration", by_iteration, "iteration", "gap, as a share of the first", log=True, whole=True),
+        Chart("Gap by time", by_time, "CPU seconds", "gap, as a share of the first", log=True),
+    ]
+    return _section(intro, page.strip(patterns, "patterns"), charts, table, seen, small)
 
 
 def _gap_line(curve: Curve, x: list[float]) -> Line:
@@ -190,13 +189,11 @@ def _posterior_section(posteriors: list[Posterior], table: str) -> str:
         "deviations or of a logarithm of a standard deviation; and the gradients of the density that were evaluated. "
         "Nothing was tuned: gnomon.vi.fit has its defaults."
     )
-    unknowns = list(posteriors[0].marginals)
     charts = [
-        chart([_density_line(p, unknown) for p in posteriors], unknown.capitalize(), "points in the test", "density")
-        for unknown in unknowns
+        Chart(unknown.capitalize(), [_density_line(p, unknown) for p in posteriors], "points in the test", "density")
+        for unknown in posteriors[0].marginals
     ]
-    names = legend([_density_line(p, unknowns[0]) for p in posteriors])
-    return _section(intro, "", names, (charts[0], charts[1]), table, seen, small)
+    return _section(intro, "", charts, table, seen, small)
 
 
 def _density_line(posterior: Posterior, unknown: str) -> Line:
@@ -205,30 +202,8 @@ def _density_line(posterior: Posterior, unknown: str) -> Line:
     return Line(name, POSTERIOR_COLORS[name], marginal.x, marginal.density, width=width)
 
 
-# ---------------------------------------------------------------------- pieces of HTML
-def _section(
-    intro: str, pictures: str, names: str, charts: tuple[str, str], table: str, explanation: str, details: str
-) -> str:
-    """Return the section of an experiment."""
-    shown = pictures + names + _charts(*charts) + table
-    return _paragraph(intro) + shown + _paragraph(explanation) + _paragraph(details, "small")
-
-
-def _paragraph(text: str, kind: str = "") -> str:
-    return f"<p{kind and f' class={kind!r}'}>{html.escape(text)}</p>\n"
-
-
-def _code(text: str) -> str:
-    return f"<pre>{html.escape(text)}</pre>"
-
-
-def _strip(pictures: list[str], kind: str) -> str:
-    return f'<div class="strip {kind}">{"".join(pictures)}</div>\n'
-
-
-def _figure(picture: str, caption: str) -> str:
-    return f"<figure>{picture}<figcaption>{html.escape(caption)}</figcaption></figure>"
-
-
-def _charts(*charts: str) -> str:
-    return f'<div class="charts">{"".join(charts)}</div>\n'
+# ---------------------------------------------------------------------- all of them
+def _section(intro: str, pictures: str, charts: list[Chart], table: str, explanation: str, details: str) -> str:
+    """Return the section of an experiment. Its charts have the same lines."""
+    shown = pictures + legend(charts[0].lines) + page.charts(chart.inline() for chart in charts) + table
+    return page.paragraph(intro) + shown + page.paragraph(explanation) + page.paragraph(details, "small")

@@ -1,65 +1,58 @@
-"""Plots of curves in the style of the paper's figures."""
+"""Charts of the gap in the style of the paper's figures."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from statistics import median
 
-from matplotlib import colormaps
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-
-from ..common.plots import save_png
+from ..common import palette
+from ..common.svg import Chart, Line
 from ..common.trials import Curve
+from .results import Group, Results
 
-FLOOR = 1e-13
-"""Smaller shares of the initial gap are rounding errors. They are drawn at this value."""
+FLOOR, FLOOR_OF_GUESSES = 1e-13, 1e-6
+"""Smaller shares of the initial gap are drawn at this value.
 
-Shares = Callable[[Curve], list[float]]
-"""Gives the gaps of a curve as shares of its first gap."""
+They are rounding errors. Where the minimum is not known, the least loss that was found takes its place: the best run
+ends there by definition, and the second value is drawn.
+"""
 
-Axis = Callable[[Curve], list[float]]
-AXES: dict[str, tuple[str, Axis]] = {
-    "iterations": ("iteration", lambda curve: [float(i) for i in range(len(curve.loss))]),
-    "evaluations": ("gradient-equivalent evaluations", lambda curve: curve.evaluations),
-    "time": ("CPU seconds", lambda curve: curve.seconds),
+Axis = Callable[[Curve], Sequence[float]]
+AXES: dict[str, tuple[str, str, Axis]] = {
+    "iterations": ("By iteration", "iteration", lambda curve: range(len(curve.loss))),
+    "evaluations": ("By work", "gradients (a Hessian-vector product: 2)", lambda curve: curve.evaluations),
+    "time": ("By time", "CPU seconds", lambda curve: curve.seconds),
 }
 
 
-def plot(panels: dict[str, list[Curve]], shares: Shares, axis: str, path: Path, log_axis: bool = False) -> None:
-    """Draw the gap, as a share of the first gap, against one axis. Each title has a panel, each method a colour."""
-    label, along = AXES[axis]
-    methods = list(dict.fromkeys(curve.method for curves in panels.values() for curve in curves))
-    colors = dict(zip(methods, colormaps["tab10"].colors, strict=False))  # type: ignore[attr-defined]
-    figure = Figure(figsize=(5.5 * len(panels), 4.2))
-    axes = figure.subplots(1, len(panels), squeeze=False, sharey=True)
-    for panel, (title, curves) in zip(axes[0], panels.items(), strict=True):
-        _plot_curves(panel, curves, shares, along, colors)
-        panel.set_title(title, fontsize=11)
-        panel.set_xlabel(label)
-        panel.set_ylim(top=10)
-        if log_axis:
-            panel.set_xscale("log")
-        panel.grid(alpha=0.3)
-        panel.legend(fontsize=8)
-    axes[0][0].set_ylabel("gap, relative to the start")
-    figure.tight_layout()
-    save_png(figure, path)
+def gap_chart(results: Results, groups: list[Group], axis: str, log_axis: bool) -> Chart:
+    """Return a chart of the gap, as a share of the first gap, against one axis. Each method has a line."""
+    title, label, along = AXES[axis]
+    # Where lines coincide, the thinner one is on top.
+    widths = [max(3.2 - 0.35 * place, 1.2) for place in range(len(groups))]
+    found = [_line(results, *pair, along, log_axis) for pair in zip(groups, widths, strict=True)]
+    lines = [line for line in found if line is not None]
+    known = groups[0][0].minimum is not None
+    y = "gap, as a share of the first" if known else "gap to the least loss found, share of the first"
+    return Chart(title, lines, label, y, log=True, log_x=log_axis, whole=axis == "iterations" and not log_axis)
 
 
-def _plot_curves(
-    panel: Axes, curves: list[Curve], shares: Shares, along: Axis, colors: Mapping[str, tuple[float, float, float]]
-) -> None:
-    for curve in curves:
-        gaps = [max(share, FLOOR) for share in shares(curve)]
-        ours = curve.method.startswith("ours")
-        first = curve.seed == min(other.seed for other in curves if other.method == curve.method)
-        panel.semilogy(
-            along(curve),
-            gaps,
-            color=colors[curve.method],
-            linewidth=2.2 if ours else 1.3,
-            linestyle="-" if ours else "--",
-            zorder=3 if ours else 2,
-            label=curve.method if first else None,
-        )
+def _line(results: Results, group: Group, width: float, along: Axis, log_axis: bool) -> Line | None:
+    """Return the median over data sets, and the range as a band. A group that failed at once has no line."""
+    points = min(len(curve.loss) for curve in group)
+    start = 1 if log_axis else 0  # nothing is spent at the first point, which a logarithmic axis does not show
+    if points <= start:
+        return None
+    floor = FLOOR if group[0].minimum is not None else FLOOR_OF_GUESSES
+    shares = [[max(share, floor) for share in results.shares(curve)[start:points]] for curve in group]
+    x = _across([along(curve)[start:points] for curve in group], median)
+    band = {"low": _across(shares, min), "high": _across(shares, max)} if len(group) > 1 else {}
+    method = group[0].method
+    # A variant of a method, named after a comma, has the same colour.
+    color, dashed = palette.of_method(method), "," in method
+    return Line(method, color, x, _across(shares, median), width=width, dashed=dashed, **band)
+
+
+def _across(rows: Sequence[Sequence[float]], summary: Callable[[Sequence[float]], float]) -> list[float]:
+    """Return a summary of all rows at each place."""
+    return [summary(values) for values in zip(*rows, strict=True)]

@@ -21,23 +21,24 @@ class Results:
         """The least known loss, by panel and seed."""
         self._groups: dict[str, list[Group]] = {}
         for panel in dict.fromkeys(curve.panel for curve in curves):
-            groups = self._by_settings(panel)
+            groups = self.groups(panel)
             shared = [group for group in groups if group[0].shared]
             best = [min(of_method, key=_rank) for of_method in _by_method(groups)]
             if shared:
                 self._groups[f"{panel}: the same step for all, {_words(shared[0][0].settings)}"] = shared
             self._groups[f"{panel}: each method with its own best settings"] = best
 
-    def _by_settings(self, panel: str) -> list[Group]:
+    def groups(self, panel: str) -> list[Group]:
+        """Return the curves of a problem, in a group for each method and setting."""
         groups: dict[tuple[str, str], Group] = {}
         for curve in self.curves:
             if curve.panel == panel:
                 groups.setdefault((curve.method, _words(curve.settings)), []).append(curve)
         return list(groups.values())
 
-    def panels(self) -> dict[str, list[Curve]]:
-        """Return the curves of each panel of the picture, by title."""
-        return {title: [curve for group in groups for curve in group] for title, groups in self._groups.items()}
+    def panels(self) -> dict[str, list[Group]]:
+        """Return the groups that are drawn together, by title: one group of each method."""
+        return self._groups
 
     def shares(self, curve: Curve) -> list[float]:
         """Return the gaps of a curve as shares of its first gap."""
@@ -59,15 +60,15 @@ class Results:
         }
         if example.minimum is not None:
             columns["final gap"] = lambda group: _number(
-                _average(group, lambda c: c.final - self.minima[c.panel, c.seed]), "e"
+                average(group, lambda c: c.final - self.minima[c.panel, c.seed]), "e"
             )
-            columns["iterations"] = lambda group: _number(_average(group, Curve.iterations_to_solve), "f")
+            columns["iterations"] = lambda group: _number(average(group, Curve.iterations_to_solve), "f")
         else:
-            columns["final loss"] = lambda group: _number(_average(group, lambda c: c.final), "g")
+            columns["final loss"] = lambda group: _number(average(group, lambda c: c.final), "g")
             columns["off by"] = lambda group: f"{max(max(c.notes.values(), default=0.0) for c in group):.2g}"
         if example.evaluations:
-            columns["gradients"] = lambda group: _number(_average(group, lambda c: _spent(c, c.evaluations)), "f")
-            columns["CPU s"] = lambda group: f"{_average(group, lambda c: _spent(c, c.seconds)):.2f}"
+            columns["gradients"] = lambda group: _number(average(group, lambda c: _spent(c, c.evaluations)), "f")
+            columns["CPU s"] = lambda group: f"{average(group, lambda c: _spent(c, c.seconds)):.2f}"
         return columns
 
 
@@ -92,7 +93,7 @@ def _by_method(groups: list[Group]) -> list[list[Group]]:
 
 def _rank(group: Group) -> tuple[float, float]:
     """Order groups by the iterations that solve the problem, then by the final loss."""
-    return _average(group, Curve.iterations_to_solve), _average(group, lambda curve: curve.final)
+    return average(group, Curve.iterations_to_solve), average(group, lambda curve: curve.final)
 
 
 def _spent(curve: Curve, along: list[float]) -> float:
@@ -101,7 +102,8 @@ def _spent(curve: Curve, along: list[float]) -> float:
     return along[int(iterations) if math.isfinite(iterations) else -1] if along else math.nan
 
 
-def _average(group: Group, quantity: Callable[[Curve], float]) -> float:
+def average(group: Group, quantity: Callable[[Curve], float]) -> float:
+    """Return the mean of a quantity over the curves of a group."""
     return sum(map(quantity, group)) / len(group)
 
 

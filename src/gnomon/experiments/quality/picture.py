@@ -9,22 +9,15 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter
 
+from ..common import palette
 from ..common.plots import save_png
 from .contestants import ADAMW, CONTESTANTS
 from .report import Outcomes, Report
 from .statistics import Score
 from .suite import DEVELOPMENT
 
-STYLES = {
-    ADAMW: ("grey", "|"),
-    "soap": ("C0", "s"),
-    "muon": ("C2", "^"),
-    "kfac": ("C4", "v"),
-    "ingd-paper": ("C1", "x"),
-    "ingd-before": ("C6", "o"),
-    "ingd": ("C3", "D"),
-}
-"""The colour and the marker of each optimizer."""
+MARKERS = {ADAMW: "|", "soap": "s", "muon": "^", "kfac": "v", "ingd-paper": "x", "ingd-before": "o", "ingd": "D"}
+"""The marker of each optimizer. The variants of INGD differ by it alone."""
 
 
 def draw(report: Report, path: Path) -> None:
@@ -54,17 +47,16 @@ def _dots(panel: Axes, report: Report, tasks: list[str], optimizer: str, outcome
         if math.isfinite(ratio):
             places.append(place)
             ratios.append(ratio)
-    color, marker = STYLES[optimizer]
-    panel.plot(
-        ratios, places, linestyle="", color=color, marker=marker, markersize=6, label=CONTESTANTS[optimizer].title
-    )
+    style = {"linestyle": "", "marker": MARKERS[optimizer], "markersize": 6}
+    color = palette.of_optimizer(optimizer).light
+    panel.plot(ratios, places, color=color, label=CONTESTANTS[optimizer].title, **style)  # type: ignore[arg-type]
 
 
 def _style(panel: Axes, title: str, tasks: list[str]) -> None:
-    panel.axvline(1, color="grey", linewidth=0.8)
+    panel.axvline(1, color=palette.SOFT.light, linewidth=0.8)
     developed = sum(task in DEVELOPMENT for task in tasks)
     if 0 < developed < len(tasks):
-        panel.axhline(developed - 0.5, color="grey", linewidth=0.8, linestyle=":")
+        panel.axhline(developed - 0.5, color=palette.SOFT.light, linewidth=0.8, linestyle=":")
     panel.set_xscale("log")
     panel.xaxis.set_major_formatter("{x:g}")
     panel.xaxis.set_minor_formatter(NullFormatter() if _spans_a_decade(panel) else "{x:g}")

@@ -8,6 +8,7 @@ from pathlib import Path
 from rich.console import Console
 
 from ..common.files import write_atomically
+from ..common.progress import Pace
 from ..common.tables import terminal_table
 from ..common.workers import default_jobs
 from ..data import load
@@ -30,9 +31,9 @@ def reproduce_table(
 
     Args:
         name: The name of the table in :data:`~.scales.TABLES`.
-        output: The folder in which a folder of that name is made. It contains the runs, ``results.json``, pictures,
-            ``index.html`` and ``NAME.md``.
-        scale: ``"full"`` or ``"small"``.
+        output: The folder in which a folder of that name is made. It contains the runs, ``results.json``,
+            ``index.html``, and ``NAME.md`` with its drawings. ``index.html`` is also written while runs go on.
+        scale: ``"full"``, ``"small"`` or ``"tiny"``.
         data_dir: The folder of the data's files.
         jobs: The number of parallel processes. The default is one for each core or GPU.
         console: The console that shows progress and tables.
@@ -48,21 +49,22 @@ def reproduce_table(
     for task in study.tasks:
         # Missing data is an error before the first run.
         load(task.data, data_dir, train_limit=task.train_limit, test_limit=task.test_limit)
-    study.finish(jobs or default_jobs(), console)
+    pace = Pace()
+
+    def tell() -> None:
+        if pace.allows() and study.left():
+            Report(name, scale, study).document(study.progress).write(study.folder, name)
+
+    study.finish(jobs or default_jobs(), console, tell)
     return _write(Report(name, scale, study), console)
 
 
 def _write(report: Report, console: Console) -> Path:
-    folder = report.folder
-    report.draw()
-    document = report.document()
-    write_atomically(folder / "results.json", json.dumps(report.as_data(), indent=1) + "\n")
-    write_atomically(folder / f"{report.name}.md", document.markdown())
-    index = folder / "index.html"
-    write_atomically(index, document.html())
+    write_atomically(report.folder / "results.json", json.dumps(report.as_data(), indent=1) + "\n")
+    index = report.document().write(report.folder, report.name)
     for section in report.sections:
-        table = section.table()
-        console.print(terminal_table(report.title, table.header, table.rows, console.width))
+        for table in (section.table(), section.table_in_time()):
+            console.print(terminal_table(report.title, table.header, table.rows, console.width))
         for line in section.findings():
             console.print(f"- {line}", highlight=False, soft_wrap=True)
     console.print(f"Results: {index} and {report.name}.md", highlight=False, soft_wrap=True)

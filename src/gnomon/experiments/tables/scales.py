@@ -1,4 +1,7 @@
-"""The runs of each table, at two scales: the paper's protocol, and one that two cores finish in under 90 minutes."""
+"""The runs of each table at three scales.
+
+They are the paper's protocol, one that two cores finish in under 90 minutes, and one that a core finishes in minutes.
+"""
 
 from __future__ import annotations
 
@@ -54,6 +57,15 @@ SMALL_CIFAR = Config(model="cnn", data="cifar100", train_limit=10_000, test_limi
 GRID_TASK = replace(SMALL_CIFAR, train_limit=4_480, test_limit=1_000, epochs=4, batch_size=32)
 SMALL_GPT = Config(model="gpt", data="python-text", train_limit=2_560, test_limit=1_000, epochs=10, batch_size=64)
 
+# These show that everything runs, and what a page looks like. The numbers are of networks that have hardly learned.
+TINY_CIFAR = replace(SMALL_CIFAR, train_limit=640, test_limit=500, epochs=3, batch_size=32)
+TINY_GPT = replace(SMALL_GPT, train_limit=192, test_limit=64, epochs=3, batch_size=16)
+
+
+def _tiny(task: Config, grid: Grid | None = None) -> Scale:
+    return Scale((task,), ("sgd", "adamw", "soap", "kfac", "ingd"), settings=3, last=1, seeds=(1, 2), grid=grid)
+
+
 TABLES: dict[str, dict[str, Scale]] = {
     "cifar100": {
         "full": _full("cifar100", settings=5),
@@ -64,6 +76,9 @@ TABLES: dict[str, dict[str, Scale]] = {
             last=1,
             grid=Grid(GRID_TASK, rates=(0.003, 0.01, 0.03, 0.1), dampings=(0.0005, 0.01, 0.2)),
         ),
+        "tiny": _tiny(
+            TINY_CIFAR, Grid(replace(TINY_CIFAR, train_limit=320, epochs=1), (0.01, 0.1), (0.01, 0.2), ("robust",))
+        ),
     },
     "tiny-imagenet": {
         "full": _full("tiny-imagenet", settings=5),
@@ -73,6 +88,7 @@ TABLES: dict[str, dict[str, Scale]] = {
             settings=5,
             last=1,
         ),
+        "tiny": _tiny(replace(TINY_CIFAR, data="tiny-imagenet", train_limit=160, test_limit=100)),
     },
     "imagenet-100": {
         "full": _full("imagenet-100", settings=1),
@@ -82,9 +98,11 @@ TABLES: dict[str, dict[str, Scale]] = {
             settings=3,
             last=1,
         ),
+        "tiny": _tiny(replace(TINY_CIFAR, data="imagenet-100", train_limit=32, test_limit=32, epochs=2, batch_size=8)),
     },
     "gpt": {
         "full": Scale((replace(SMALL_GPT, train_limit=None, test_limit=None, batch_size=128),), SMALL_OPTIMIZERS, 5, 1),
         "small": Scale((SMALL_GPT,), SMALL_OPTIMIZERS, settings=5, last=1),
+        "tiny": _tiny(TINY_GPT),
     },
 }

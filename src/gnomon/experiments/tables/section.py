@@ -12,6 +12,7 @@ from typing import Any
 from .. import models
 from ..common.confidence import half_interval
 from ..common.document import Rows
+from ..common.words import listed
 from ..training.compare import Clock
 from ..training.config import Config
 from ..training.optimizers import TITLES
@@ -83,19 +84,25 @@ class Section:
         return [name for name in (*RIVALS, "ingd") if name in self.by_name and not self.by_name[name].diverged]
 
     def table(self) -> Rows:
+        """Return a table of the results at equal epochs."""
         clock = "CPU s" if self.study.clock == "cpu" else "s"
-        header = ["method", "lr", f"{self.measure}, all epochs", "INGD minus it"]
-        header += [f"in {TITLES[name]}'s time" for name in self.clocks] + [f"{clock} an epoch"]
+        header = ["method", "lr", f"{self.measure}, all epochs", "INGD minus it", f"{clock} an epoch"]
         return Rows(header, [self._row(method) for method in self.methods])
 
     def _row(self, method: Method) -> list[str]:
         row = [title_of(method.optimizer), f"{method.config.lr:g}"]
         if method.diverged:
-            lost = f"diverged in {method.diverged} of {len(method.results)}"
-            return [*row, lost, "-", *("-" for _ in self.clocks), "-"]
+            return [*row, f"diverged in {method.diverged} of {len(method.results)}", "-", "-"]
         row += [self.mean_text(method.scores()), self.mean_text(self.differences(method), signed=True)]
-        row += [self.mean_text(self.in_time_of(method, name)) for name in self.clocks]
         return [*row, f"{method.seconds(self.study.clock) / method.config.epochs:.2f}"]
+
+    def table_in_time(self) -> Rows:
+        """Return a table of the results at equal time."""
+        rows = [
+            [title_of(m.optimizer), *(self.mean_text(self.in_time_of(m, name)) for name in self.clocks)]
+            for m in self.methods
+        ]
+        return Rows(["method", *(f"in {TITLES[name]}'s time" for name in self.clocks)], rows)
 
     def differences(self, method: Method) -> list[float] | None:
         """Return INGD's result minus the result of a method, for each seed."""
@@ -106,14 +113,13 @@ class Section:
 
     def tried(self) -> Rows:
         """Return a table of the learning rates that were tried, with their results on the held-out part."""
-        count = self.study.scale.settings
-        header = ["method", *(f"setting {i + 1}" for i in range(count)), "chosen"]
+        header = ["method", f"validation {'loss' if self.in_loss else 'error in %'} at each rate", "chosen"]
         rows = []
         for search in self.searches:
-            cells = [f"{t.config.lr:g}: {self.number(t.value)}" for t in search.trials]
-            cells = [cell.replace("inf", "diverged") for cell in cells]
-            at_end = " (end of the range)" if search.at_edge else ""
-            rows.append([title_of(search.optimizer), *cells, f"{search.best.config.lr:g}{at_end}"])
+            tried = ", ".join(f"{self.number(t.value)} at {t.config.lr:g}" for t in search.trials)
+            at_end = " (an end)" if search.at_edge else ""
+            row = [title_of(search.optimizer), tried.replace("inf", "diverged"), f"{search.best.config.lr:g}{at_end}"]
+            rows.append(row)
         return Rows(header, rows)
 
     def settings(self) -> Rows:
@@ -237,10 +243,6 @@ def _method_data(method: Method, clock: Clock) -> dict[str, Any]:
 def _without_place(config: Config) -> dict[str, Any]:
     said = asdict(replace(config, data_dir=None))
     return {name: value for name, value in said.items() if value is not None}
-
-
-def listed(names: Sequence[str]) -> str:
-    return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]])) if names else ""
 
 
 def _side(one: float, other: float) -> str:

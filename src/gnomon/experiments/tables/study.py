@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -223,8 +223,14 @@ class Study:
         shorter = [for_optimizer(task, name) for task, name in waiting if name == "ingd"]
         return [completed(config) for config in [*untuned, *shorter] for _ in self.scale.seeds]
 
-    def finish(self, jobs: int, console: Console) -> None:
-        """Do all runs that have not ended, in ``jobs`` processes."""
+    @property
+    def progress(self) -> tuple[int, int]:
+        """The number of runs that have ended, and of all runs."""
+        left, to_come = len(self.left()), len(self.to_come())
+        return len(self._finished), len(self._finished) + left + to_come
+
+    def finish(self, jobs: int, console: Console, tell: Callable[[], None] = lambda: None) -> None:
+        """Do all runs that have not ended, in ``jobs`` processes. ``tell`` is called after some of them."""
         if not self.left():
             return
         with Workers(jobs) as workers:
@@ -232,17 +238,17 @@ class Study:
             with counting_progress(console) as progress:
                 bar = progress.add_task("training runs")
                 going: dict[Future[None], Run] = {}
-                done = 0
                 while runs := self.left():
                     begun = set(going.values())
                     going |= {workers.submit(run.perform): run for run in runs if run not in begun}
-                    progress.update(bar, completed=done, total=done + len(runs) + len(self.to_come()))
+                    ended, total = self.progress
+                    progress.update(bar, completed=ended, total=total)
                     for future in wait(going, return_when=FIRST_COMPLETED).done:
                         future.result()
                         run = going.pop(future)
                         self._check_ended(run)
-                        done += 1
                         console.print(self._line(run), highlight=False, soft_wrap=True)
+                    tell()
 
     def _check_ended(self, run: Run) -> None:
         if self.result(run) is None:

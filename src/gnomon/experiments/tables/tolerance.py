@@ -7,20 +7,17 @@ claim.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.image import AxesImage
-
-from ..common.plots import save_png
+from ..common.document import Claim
+from ..common.svg import HeatMap
 from ..training.optimizers import TITLES
 from .runs import Result
 from .scales import Grid
 
 SHARE = 0.5
 """A method tolerates a setting if its accuracy is at least this share of its accuracy with its own best setting."""
+
+CLAIM = "INGD can take a larger step and a smaller damping than KFAC."
 
 Setting = tuple[float, float]
 """A learning rate and a damping."""
@@ -78,22 +75,24 @@ def maps(results: list[Result]) -> list[Map]:
     return [Map(*key, errors) for key, errors in found.items()]
 
 
-def comparison(ours: Map, kfac: Map, grid: Grid) -> list[str]:
-    """Return sentences that say whether the two maps of a preset support the claim."""
+def comparison(ours: Map, kfac: Map, grid: Grid) -> Claim:
+    """Return whether the two maps of a preset support the claim."""
     steps = [(ours.largest_rate(d), kfac.largest_rate(d)) for d in grid.dampings]
     dampings = [(kfac.smallest_damping(r), ours.smallest_damping(r)) for r in grid.rates]  # the smaller the better
-    lines = [
-        f"{TITLES[one.optimizer]} bears {len(one.tolerated)} of {len(one.errors)} settings, "
-        f"diverges at {one.diverged}; " + ("no setting trains." if one.best is None else _best_words(*one.best))
+    seen = [
+        f"{one.title}: bears {len(one.tolerated)} of {len(one.errors)} settings, diverges at {one.diverged}; "
+        + ("no setting trains." if one.best is None else _best_words(*one.best))
         for one in (ours, kfac)
     ]
+    verdicts = []
     for what, compared, kind in (("larger learning rate", steps, "dampings"), ("smaller damping", dampings, "rates")):
         ahead, behind = sum(a > b for a, b in compared), sum(a < b for a, b in compared)
-        lines.append(
+        seen.append(
             f"INGD bears a {what} than KFAC at {ahead} of {len(compared)} {kind}, KFAC at {behind}, and at "
-            f"{len(compared) - ahead - behind} they bear the same: {_verdict(ahead, behind)}."
+            f"{len(compared) - ahead - behind} they bear the same."
         )
-    return lines
+        verdicts.append(f"{what}: {_verdict(ahead, behind)}")
+    return Claim(CLAIM, seen, f"With the {ours.preset} preset, {'; '.join(verdicts)}.")
 
 
 def _best_words(setting: Setting, error: float) -> str:
@@ -108,36 +107,19 @@ def _verdict(ahead: int, behind: int) -> str:
     return "the claim does not hold in this grid" if behind else "this grid shows no difference"
 
 
-def draw(found: list[Map], grid: Grid, path: Path) -> None:
-    """Draw a heat map for each map. INGD and KFAC of a preset share a row. Settings that diverged are marked."""
-    figure = Figure(figsize=(9, 3.1 * len(grid.presets)), layout="constrained")
-    panels = figure.subplots(len(grid.presets), 2, squeeze=False)
+def heat_maps(found: list[Map], grid: Grid) -> dict[str, HeatMap]:
+    """Return a drawing for each map, by optimizer and preset. All have the same colours for the same errors."""
     reached = [error for one in found for error in one.errors.values() if error is not None] or [0.0]
-    picture = None
-    for one in found:
-        panel = panels[grid.presets.index(one.preset)][0 if one.optimizer == "ingd" else 1]
-        picture = _heat_map(panel, one, grid, min(reached), max(reached))
-    if picture is not None:
-        figure.colorbar(picture, ax=panels.ravel().tolist(), label="test error in %")
-    save_png(figure, path)
-
-
-def _heat_map(panel: Axes, one: Map, grid: Grid, low: float, high: float) -> AxesImage:
-    """Draw the errors of a map, with colours from the lowest to the highest error of all maps."""
-    values = np.array([[_or_nan(one.errors[lr, d]) for lr in grid.rates] for d in grid.dampings])
-    picture = panel.imshow(values, cmap="viridis_r", vmin=low, vmax=high, aspect="auto")
-    for i, row in enumerate(values):
-        for j, value in enumerate(row):
-            lost = np.isnan(value)
-            color = "C3" if lost else "white" if value > (low + high) / 2 else "black"
-            panel.text(j, i, "diverged" if lost else f"{value:.1f}", ha="center", va="center", color=color)
-    panel.set_xticks(range(len(grid.rates)), [f"{lr:g}" for lr in grid.rates])
-    panel.set_yticks(range(len(grid.dampings)), [f"{d:g}" for d in grid.dampings])
-    panel.set_xlabel("learning rate")
-    panel.set_ylabel("damping")
-    panel.set_title(one.title, fontsize=11, loc="left")
-    return picture
-
-
-def _or_nan(error: float | None) -> float:
-    return float("nan") if error is None else error
+    return {
+        f"{one.optimizer}-{one.preset}": HeatMap(
+            one.title,
+            rows=[f"{damping:g}" for damping in grid.dampings],
+            columns=[f"{lr:g}" for lr in grid.rates],
+            values=[[one.errors[lr, damping] for lr in grid.rates] for damping in grid.dampings],
+            x="learning rate",
+            y="damping",
+            low=min(reached),
+            high=max(reached),
+        )
+        for one in found
+    }

@@ -9,14 +9,15 @@ from pathlib import Path
 from statistics import mean
 from typing import Literal
 
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
 from rich.table import Table
 
 from .. import models
+from ..common import palette
 from ..common.confidence import half_interval
 from ..common.plots import save_png, style_panel
+from ..common.svg import Chart, Line, plot
 from .config import Config, TrainingError
 from .folder import CHANGEABLE, RunFolder, differences
 from .optimizers import TITLES
@@ -157,38 +158,52 @@ def run_table(groups: list[RunGroup]) -> Table:
 
 
 # ---------------------------------------------------------------------- curves
-def draw(groups: list[RunGroup], path: Path, clock: Clock = "wall") -> None:
-    """Draw a row of two panels for each data set and model: against epochs, and against time.
+def charts(groups: list[RunGroup], clock: Clock = "wall") -> list[tuple[Chart, Chart]]:
+    """Return two charts for each data set and model: against epochs, and against time.
 
-    Lines are means over seeds. Bands reach from the least value to the greatest.
+    Lines are means over seeds. Bands reach from the least value to the greatest. Groups of one optimizer have its
+    colour, and all but the first of them are dashed.
     """
-    tasks = list(dict.fromkeys(group.task for group in groups))
-    figure = Figure(figsize=(11, 4.2 * len(tasks)), layout="constrained")
-    panels = figure.subplots(len(tasks), 2, squeeze=False, sharey="row")
     named = list(zip(groups, labels(groups), strict=True))
-    for (data, model), (by_epoch, by_time) in zip(tasks, panels, strict=True):
-        chosen = [(group, name) for group, name in named if group.task == (data, model)]
+    found = []
+    for task in dict.fromkeys(group.task for group in groups):
+        chosen = [(group, name) for group, name in named if group.task == task]
         longest = max(_seconds(group, clock)[-1] for group, _ in chosen)
         unit = next((name for name, seconds in UNITS.items() if longest >= seconds), "seconds")
-        for i, (group, name) in enumerate(chosen):
-            _draw_group(by_epoch, group, [float(n + 1) for n in range(group.epochs)], name, f"C{i}")
-            times = [seconds / UNITS[unit] for seconds in _seconds(group, clock)]
-            _draw_group(by_time, group, times, name, f"C{i}")
+        first = {group.config.optimizer: group for group, _ in reversed(chosen)}
+        by_epoch, by_time = [], []
+        for group, name in chosen:
+            dashed = group is not first[group.config.optimizer]
+            by_epoch.append(_line(group, [float(n + 1) for n in range(group.epochs)], name, dashed))
+            by_time.append(_line(group, [s / UNITS[unit] for s in _seconds(group, clock)], name, dashed))
+        data, model = task
         measure = "test loss" if chosen[0][0].in_loss else "test error in %"
-        style_panel(by_epoch, "epoch", measure, whole=True)
-        style_panel(by_time, f"{unit} of training{', CPU time' if clock == 'cpu' else ''}", "")
-        by_epoch.set_title(f"{models.MODELS[model].title} on {data}", fontsize=11, loc="left")
+        where = f"{models.MODELS[model].title} on {data}"
+        time = f"{unit} of training{', CPU time' if clock == 'cpu' else ''}"
+        found.append((Chart(where, by_epoch, "epoch", measure, whole=True), Chart(where, by_time, time, measure)))
+    return found
+
+
+def draw(groups: list[RunGroup], path: Path, clock: Clock = "wall") -> None:
+    """Draw a row of two panels for each data set and model, see :func:`charts`."""
+    rows = charts(groups, clock)
+    figure = Figure(figsize=(11, 4.2 * len(rows)), layout="constrained")
+    panels = figure.subplots(len(rows), 2, squeeze=False, sharey="row")
+    for pair, row in zip(rows, panels, strict=True):
+        for chart, panel in zip(pair, row, strict=True):
+            for line in chart.lines:
+                plot(panel, line)
+            style_panel(panel, chart.x, chart.y, whole=chart.whole)
+        row[0].set_title(pair[0].title, fontsize=11, loc="left")
     save_png(figure, path)
 
 
-def _draw_group(panel: Axes, group: RunGroup, x: list[float], name: str, color: str) -> None:
-    """Draw the mean of a group as a line, and its range as a band."""
+def _line(group: RunGroup, x: list[float], name: str, dashed: bool) -> Line:
+    """Return the mean of a group as a line, and its range as a band."""
     values = group.over_runs(group.measure)
-    ours = group.config.optimizer == "ingd"
-    order = 3 if ours else 2
-    panel.plot(x, [mean(v) for v in values], label=name, linewidth=2.2 if ours else 1.4, color=color, zorder=order)
+    color, width = palette.of_optimizer(group.config.optimizer), 2.2 if group.config.optimizer == "ingd" else 1.4
     low, high = list(map(min, values)), list(map(max, values))
-    panel.fill_between(x, low, high, alpha=0.15, linewidth=0, color=color, zorder=order)
+    return Line(name, color, x, [mean(v) for v in values], low, high, width, dashed)
 
 
 def _seconds(group: RunGroup, clock: Clock) -> list[float]:

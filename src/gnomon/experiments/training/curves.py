@@ -6,7 +6,9 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from ..common import palette
 from ..common.plots import save_png, style_panel
+from ..common.svg import Line, plot
 from .config import Config
 from .optimizers import TITLES
 from .trainer import Epoch
@@ -17,18 +19,14 @@ def draw_run(epochs: list[Epoch], config: Config, path: Path) -> None:
     figure = Figure(figsize=(9, 3.6), layout="constrained")
     panels = figure.subplots(1, 2)
     x = [epoch.epoch for epoch in epochs]
+    color = palette.of_optimizer(config.optimizer)
     held_out = "validation" if config.validation else "test"
     for panel, title, training, testing in (
         (panels[0], "loss", [e.loss for e in epochs], [e.test_loss for e in epochs]),
         (panels[1], "error in %", [e.train_error for e in epochs], [e.test_error for e in epochs]),
     ):
-        panel.plot(x, training, color="C0", linestyle="--", label="training batches", **_marks(x))
-        panel.plot(x, testing, color="C3", label=f"{held_out} set", **_marks(x))
+        plot(panel, Line("training batches", color, x, training, dashed=True))
+        plot(panel, Line(f"{held_out} set", color, x, testing))
         style_panel(panel, "epoch", title, whole=True)
     figure.suptitle(f"{config.model} on {config.data}, {TITLES[config.optimizer]}, lr {config.lr:g}", fontsize=11)
     save_png(figure, path)
-
-
-def _marks(x: list[int]) -> dict[str, str]:
-    """Return a marker if the run has one epoch, because a line of one point is not visible."""
-    return {"marker": "o"} if len(x) == 1 else {}
