@@ -151,7 +151,7 @@ def test_ctrl_c_saves(tmp_path, monkeypatch):
     threading.Thread(target=interrupt, daemon=True).start()
     result = command("gpt", "--scale", "small", "--jobs", 1, "--output", tmp_path)
     assert result.exit_code == 130
-    assert "Interrupted. What is finished is kept: run the same command again to go on." in result.output
+    assert "Interrupted. Finished runs are kept. Run the same command again to continue." in result.output
     assert (tmp_path / FIRST / "checkpoint.pt").exists()  # within a minute, so at the interruption
     assert not multiprocessing.active_children()
 

@@ -174,7 +174,7 @@ def test_torchrun_logs_from_one_rank_and_ends_gracefully(tmp_path):
     process.send_signal(signal.SIGTERM)
     shown, errors = process.communicate(timeout=60)
     assert shown.count("2 ranks of cpu") == shown.count("test error") == 1
-    assert errors.count("Interrupted, and saved.") == 1
+    assert errors.count("Interrupted. A checkpoint is saved.") == 1
     assert f"gnomon train --output {run} --resume" in errors
     assert 10 * saved(run)["epoch"] + saved(run)["step"] >= 10
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")

@@ -21,16 +21,20 @@ class BenchModel(str, Enum):
 
 
 Models = Annotated[
-    list[BenchModel] | None, typer.Argument(metavar="MODEL", help="Models to train; all if none is given.")
+    list[BenchModel] | None, typer.Argument(metavar="MODEL", help="Models to train. All, if you give none.")
 ]
 Only = Annotated[
     list[str] | None,
-    typer.Option(metavar="PATTERN", help="Only optimizers of such a name, as in 'INGD dense*'; may be repeated."),
+    typer.Option(
+        metavar="PATTERN", help="Run only optimizers whose names match, such as 'INGD dense*'. You may repeat it."
+    ),
 ]
-Limit = Annotated[bool, typer.Option("--limit", help="Show the least time that dense INGD could take on this machine.")]
-Rounds = Annotated[int, typer.Option(min=2, help="Timed turns of each optimizer, of ten steps each.")]
+Limit = Annotated[
+    bool, typer.Option("--limit", help="Also show the least time that dense INGD could take on this machine.")
+]
+Rounds = Annotated[int, typer.Option(min=2, help="Number of timed turns of each optimizer. A turn has ten steps.")]
 Output = Annotated[Path, typer.Option(help="Folder for the results.")]
-List = Annotated[bool, typer.Option("--list", help="List the optimizers of each model, and run nothing.")]
+List = Annotated[bool, typer.Option("--list", help="List the optimizers of each model, and do not run them.")]
 
 
 def bench(
@@ -45,13 +49,13 @@ def bench(
 
     All optimizers of a model take turns in one process, with one BLAS thread. Times are CPU time.
 
-    singd, SOAP and Muon take part if they are installed: they come with the extra 'bench'.
+    singd, SOAP and Muon take part if they are installed. The extra 'bench' installs them.
 
-    Writes results.json, table.md and a bar chart of each model into OUTPUT.
+    The command writes results.json, table.md and a bar chart of each model into OUTPUT.
 
-    All models with all optimizers take about an hour; the MLP takes ten minutes.
+    All models with all optimizers take about an hour. The MLP takes ten minutes.
 
-    'gnomon bench quality' compares what optimizers reach on unlike tasks; it has a --help of its own.
+    'gnomon bench quality' compares the results of optimizers on different tasks. It has a --help of its own.
     """
     import torch
     from threadpoolctl import threadpool_limits
@@ -67,6 +71,6 @@ def bench(
     if show:
         typer.echo(run.listing(names, only or []))
         return
-    interrupted = f"Interrupted. Models that are finished are in {output}."
+    interrupted = f"Interrupted. The results of finished models are in {output}."
     with one_line_endings(output, interrupted), threadpool_limits(1):
         run.bench(names, only or [], rounds=rounds, with_limit=limit, output=output)

@@ -13,18 +13,19 @@ from .endings import one_line_errors, stop
 def compare(
     runs: Annotated[list[Path], typer.Argument(metavar="RUN", help="Folders of runs.")],
     output: Annotated[Path, typer.Option(metavar="PNG", help="File for the curves.")] = Path("compare.png"),
-    last: Annotated[int, typer.Option(min=1, help="Epochs at the end of a run that its result is the mean of.")] = 10,
+    last: Annotated[int, typer.Option(min=1, help="A result is the mean over this many last epochs.")] = 10,
     clock: Annotated[
-        Literal["wall", "cpu"], typer.Option(help="Which time the curves are drawn against; both without evaluation.")
+        Literal["wall", "cpu"],
+        typer.Option(help="Time for the curves: elapsed time or CPU time, both without evaluation."),
     ] = "wall",
 ) -> None:
     """Draw runs together, against epochs and against time, and print the table of the paper.
 
-    Results are means over the last epochs of a run. Runs that differ in the seed alone are one line of the table.
+    A result is the mean over the last epochs of a run. Runs that differ only in the seed are one line of the table.
 
-    It has their mean and its 95% interval (Student's t); the picture has their mean and their range.
+    The table shows their mean and its 95% interval (Student's t). The picture shows their mean and their range.
 
-    For images the measure is the test error in %, for text the test loss.
+    The measure is the test error in % for images, and the test loss for text.
     """
     from rich.console import Console
 

@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import typer
 
-KEPT = "Interrupted. What is finished is kept: run the same command again to go on."
+KEPT = "Interrupted. Finished runs are kept. Run the same command again to continue."
 
 
 def stop(message: str) -> NoReturn:

@@ -46,7 +46,7 @@ Model = Annotated[
     str | None,
     option(
         TASK,
-        "mlp, cnn, convmixer128-6, gpt, or one of the paper, such as vgg16-bn.",
+        "mlp, cnn, convmixer128-6, gpt, or a network of the paper, such as vgg16-bn.",
         "mlp",
         autocompletion=names_of_models,
     ),
@@ -60,9 +60,9 @@ Data = Annotated[
         autocompletion=names_of_data,
     ),
 ]
-DataDir = Annotated[Path | None, option(TASK, "Folder of the data's files.", "$GNOMON_DATA, else .data")]
-TrainLimit = Annotated[int | None, option(TASK, "Take the first N training samples.", "all", metavar="N")]
-TestLimit = Annotated[int | None, option(TASK, "Take the first N test samples.", "all", metavar="N")]
+DataDir = Annotated[Path | None, option(TASK, "Folder with the files of the data.", "$GNOMON_DATA, else .data")]
+TrainLimit = Annotated[int | None, option(TASK, "Use the first N training samples.", "all", metavar="N")]
+TestLimit = Annotated[int | None, option(TASK, "Use the first N test samples.", "all", metavar="N")]
 
 OptimizerName = Annotated[
     str | None,
@@ -77,8 +77,8 @@ Preset = Annotated[
     Literal["robust", "paper"] | None,
     option(
         OPTIMIZER,
-        "Where the settings of INGD and KFAC come from that are not given: the library's defaults, or the paper's "
-        "update with its momentum, weight decay, damping and rates.",
+        "Defaults of INGD and KFAC: those of the library (robust), or the paper's update with its momentum, weight "
+        "decay, damping and rates (paper).",
         "robust",
     ),
 ]
@@ -98,27 +98,27 @@ Structure = Annotated[
 ]
 
 Epochs = Annotated[int | None, option(SCHEDULE, "Passes over the training set.", "120")]
-BatchSize = Annotated[int | None, option(SCHEDULE, "Samples of a step.", "128")]
+BatchSize = Annotated[int | None, option(SCHEDULE, "Samples in a batch.", "128")]
 Schedule = Annotated[
     str | None,
     option(
         SCHEDULE,
-        "Schedule of the learning rate: step divides it by 10 every 40 epochs, thirds after each third of the run, "
-        "cosine goes to zero, constant stays.",
+        "Schedule of the learning rate. step: divide it by 10 every 40 epochs. thirds: divide it by 10 after each "
+        "third of the run. cosine: lower it to zero. constant: keep it.",
         "step; cosine for text",
         autocompletion=names_of_schedules,
     ),
 ]
 Warmup = Annotated[
     float | None,
-    option(SCHEDULE, "Share of the run in which the rate grows from zero.", "0; 0.05 for text"),
+    option(SCHEDULE, "Share of the run during which the learning rate grows from zero.", "0; 0.05 for text"),
 ]
 
-ConfigFile = Annotated[Path | None, option(RUN, "TOML file with settings named as the options, which override it.")]
-Seed = Annotated[int | None, option(RUN, "Seed of weights, order and augmentation.", "0")]
+ConfigFile = Annotated[Path | None, option(RUN, "TOML file with settings, named as the options. Options override it.")]
+Seed = Annotated[int | None, option(RUN, "Seed of weights, order of samples and augmentation.", "0")]
 
 Amp = Annotated[
-    Literal["float32", "bf16"] | None, option(MACHINE, "Precision of the forward pass; bf16 by autocast.", "float32")
+    Literal["float32", "bf16"] | None, option(MACHINE, "Precision of the forward pass. bf16 uses autocast.", "float32")
 ]
 Compile = Annotated[bool | None, typer.Option("--compile", help="Use torch.compile.", rich_help_panel=MACHINE)]
 Device = Annotated[str | None, option(MACHINE, "cpu, cuda, cuda:1, ...", "cuda if there is one")]

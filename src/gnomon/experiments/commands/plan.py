@@ -20,7 +20,7 @@ def names_of_plans() -> list[str]:
 
 def _positive(value: float | None) -> float | None:
     if value is not None and not value > 0:
-        raise typer.BadParameter(f"{value} is not a rate: it must be more than 0")
+        raise typer.BadParameter(f"{value} is not a rate: a rate must be greater than 0")
     return value
 
 
@@ -33,29 +33,27 @@ Model = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="resnet-50, vit-b, gpt-1.3b, or one that gnomon train knows.",
+        help="resnet-50, vit-b, gpt-1.3b, or a model of gnomon train.",
         autocompletion=names_of_plans,
     ),
 ]
-Ranks = Annotated[
-    list[int], typer.Option(min=1, metavar="N", help="How many train the model together; may be repeated.")
-]
+Ranks = Annotated[list[int], typer.Option(min=1, metavar="N", help="Number of ranks. You may repeat it.")]
 Shard = Annotated[
     Literal["none", "update", "full"] | None,
-    typer.Option(help="How they share INGD's work.", show_default="a line for each"),
+    typer.Option(help="How the ranks share INGD's work.", show_default="a line for each mode"),
 ]
 Structure = Annotated[
     str, typer.Option(metavar="NAME", help="Structure of the factors: dense, triangular, diagonal, ...")
 ]
-MaxDim = Annotated[int, typer.Option(min=1, metavar="K", help="A factor of a larger size is diagonal.")]
+MaxDim = Annotated[int, typer.Option(min=1, metavar="K", help="Factors larger than this are diagonal.")]
 PrecondDtype = Annotated[
     Literal["bfloat16", "float16"] | None,
-    typer.Option(help="Type in which factors are stored.", show_default="float32"),
+    typer.Option(help="Type of the stored factors.", show_default="float32"),
 ]
-Memory = Annotated[Literal["default", "low"], typer.Option(help="Whether one half of each symmetric matrix is stored.")]
+Memory = Annotated[Literal["default", "low"], typer.Option(help="low stores only one half of each symmetric matrix.")]
 Batch = Annotated[
     int | None,
-    typer.Option(min=1, metavar="N", help="Samples of each rank.", show_default="32 images, 8 sequences"),
+    typer.Option(min=1, metavar="N", help="Samples in the batch of each rank.", show_default="32 images, 8 sequences"),
 ]
 UpdateEvery = Annotated[int, typer.Option(min=1, metavar="STEPS", help="Steps between updates of the factors.")]
 Flops = Annotated[float | None, _rate("TFLOP/S", "Rate of matrix products.", "measured on one core")]
@@ -77,11 +75,11 @@ def plan(
     bandwidth: Bandwidth = None,
     markdown: Markdown = False,
 ) -> None:
-    """Count what INGD would store, compute and send on many ranks, without running anything.
+    """Count what INGD would store, compute and send on many ranks. Nothing is run.
 
     For example: gnomon plan --model gpt-1.3b --ranks 8 --ranks 64 --flops 100 --bandwidth 25
 
-    Memory and messages are exact; times are their sums at the given rates, with nothing overlapping.
+    Memory and messages are exact. Times are computed from the rates, as if nothing overlapped.
     """
     with one_line_errors():
         import torch

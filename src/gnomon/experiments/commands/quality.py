@@ -27,7 +27,7 @@ Tasks = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help="Tasks, with commas between them, as in 'magic,gpt'.",
+        help="Tasks, separated by commas, such as 'magic,gpt'.",
         show_default="all",
         autocompletion=names_of_tasks,
     ),
@@ -36,17 +36,17 @@ Optimizers = Annotated[
     str,
     typer.Option(
         metavar="NAMES",
-        help="adamw, soap, muon, kfac, ingd-paper, ingd-before or ingd, with commas between them.",
+        help="adamw, soap, muon, kfac, ingd-paper, ingd-before or ingd, separated by commas.",
         show_default="all",
         autocompletion=names_of_contestants,
     ),
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Short runs, two rates and one further seed: about ten minutes.")]
-Seeds = Annotated[
-    int | None, typer.Option(min=1, help="Seeds on which the best rate is trained.", show_default="3, quick 1")
+Quick = Annotated[
+    bool, typer.Option("--quick", help="Short runs, two rates and one further seed. Takes about ten minutes.")
 ]
-Steps = Annotated[int | None, typer.Option(min=1, help="Steps of every run.", show_default="by task")]
-Workers = Annotated[int, typer.Option(min=1, metavar="N", help="Runs at a time, each a process of one thread.")]
+Seeds = Annotated[int | None, typer.Option(min=1, help="Number of seeds for the best rate.", show_default="3, quick 1")]
+Steps = Annotated[int | None, typer.Option(min=1, help="Number of steps of every run.", show_default="by task")]
+Workers = Annotated[int, typer.Option(min=1, metavar="N", help="Runs at a time. Each is a process with one thread.")]
 Output = Annotated[Path, typer.Option(help="Folder for the runs and the results.")]
 Write = Annotated[
     bool,
@@ -64,15 +64,15 @@ def quality(
     output: Output = Path("bench/quality"),
     write: Write = False,
 ) -> None:
-    """Compare what optimizers reach on thirteen unlike training tasks, at equal steps and at equal time.
+    """Compare the results of optimizers on thirteen different training tasks, at equal steps and at equal time.
 
-    Each optimizer has four learning rates. The best by validation data is trained with three further seeds.
+    Each optimizer has four learning rates. The best one on validation data is trained with three further seeds.
 
-    A task whose data are missing is left out; GNOMON_DATA is the folder of data.
+    A task is left out if its data are missing. GNOMON_DATA is the folder of the data.
 
-    Writes a file of each run, quality.md, quality.png and quality.json into OUTPUT/full or OUTPUT/quick.
+    The command writes a file for each run, quality.md, quality.png and quality.json into OUTPUT/full or OUTPUT/quick.
 
-    All tasks with all optimizers take several hours. What was interrupted goes on with the same command.
+    All tasks with all optimizers take several hours. The same command continues after an interruption.
 
     Ctrl-C shows and writes the results of the runs that have ended.
     """

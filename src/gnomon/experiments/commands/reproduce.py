@@ -73,29 +73,32 @@ Name = Annotated[
         metavar="NAME", help="A figure, a table, or one of the paper's names for them.", autocompletion=_completed
     ),
 ]
-Output = Annotated[Path, typer.Option(help="Folder for the results: each figure and table gets one of its own.")]
+Output = Annotated[Path, typer.Option(help="Folder for the results. Each figure and table has a folder in it.")]
 Quick = Annotated[
-    bool, typer.Option("--quick", help="Small sizes; all four in under two minutes.", rich_help_panel=FIGURES)
+    bool,
+    typer.Option("--quick", help="Small sizes. All four figures take less than two minutes.", rich_help_panel=FIGURES),
 ]
 Scale = Annotated[
     Literal["full", "small", "tiny"] | None,
     typer.Option(
-        help="The paper's protocol, for GPUs; one for two cores and under 90 minutes; one of a few minutes.",
+        help="full: the paper's protocol, for GPUs. small: less than 90 minutes on two cores. tiny: a few minutes.",
         show_default="full",
         rich_help_panel=TABLES,
     ),
 ]
 DataDir = Annotated[
     Path | None,
-    typer.Option(help="Folder of the data's files.", show_default="$GNOMON_DATA, else .data", rich_help_panel=TABLES),
+    typer.Option(
+        help="Folder with the files of the data.", show_default="$GNOMON_DATA, else .data", rich_help_panel=TABLES
+    ),
 ]
 Jobs = Annotated[
     int | None,
     typer.Option(
         min=1,
         metavar="N",
-        help="Training runs at a time, each a process of one thread.",
-        show_default="one a core, or one a GPU",
+        help="Training runs at a time. Each is a process with one thread.",
+        show_default="one for each core, or each GPU",
         rich_help_panel=TABLES,
     ),
 ]
@@ -111,37 +114,37 @@ def reproduce(
 ) -> None:
     """Run the paper's experiments again, and write a page of results.
 
-    Figures: metric-nearness, log-det, gmm and rosenbrock, or all of them in half an hour.
+    Figures: metric-nearness, log-det, gmm and rosenbrock, or all. All take half an hour.
 
-    Every method runs with the same step and momentum, then with its own best step from a small grid.
+    Every method runs with the same step and momentum, and then with its own best step from a small grid.
 
-    Tables: cifar100, tiny-imagenet, imagenet-100, and gpt, which the paper does not have.
+    Tables: cifar100, tiny-imagenet, imagenet-100, and gpt, which is not in the paper.
 
-    Equally many learning rates of each optimizer are tried on a held-out part of the training set.
+    The command tries the same number of learning rates for each optimizer, on a held-out part of the training set.
 
-    Then the best of each is trained with three seeds. An estimate of the time is shown first.
+    Then it trains with the best rate of each and three seeds. It first prints an estimate of the time.
 
-    The paper's names work too. fig-a, fig-b, fig-c and fig-d are its labels of the four figures.
+    You may use the paper's names too. fig-a, fig-b, fig-c and fig-d are its labels of the four figures.
 
     table-1 (cifar100 and tiny-imagenet) and table-2 (imagenet-100) are its labels results1 and results2.
 
     Its printed numbers are fig-3 (all four figures), table-3 and fig-5 (table-1), table-4 and fig-4 (table-2).
 
-    Writes results.json, index.html, and a Markdown page with its drawings into a folder such as runs/gmm.
+    The command writes results.json, index.html and a Markdown page with its drawings into a folder of OUTPUT, such as runs/gmm.
 
-    index.html is also written while runs go on, with what is finished.
+    It also writes index.html while runs go on, with what is finished.
 
-    What was interrupted, even killed, goes on with the same command.
+    The same command continues after an interruption, even after a kill.
     """
     names = named(name)
     if any(one in TABLE_NAMES for one in names):
         if quick:
-            raise typer.BadParameter(f"{name} is a table and has no --quick; --scale tiny makes it small")
+            raise typer.BadParameter(f"{name} is a table and has no --quick; use --scale tiny")
         _reproduce_tables([one.value for one in names], output, scale or "full", data_dir, jobs)
     else:
         for option, value in (("--scale", scale), ("--data-dir", data_dir), ("--jobs", jobs)):
             if value is not None:
-                raise typer.BadParameter(f"{name} is a figure and has no {option}; --quick makes it small")
+                raise typer.BadParameter(f"{name} is a figure and has no {option}; use --quick for small sizes")
         _reproduce_figures([one.value for one in names], output, quick)
 
 

@@ -16,24 +16,27 @@ if TYPE_CHECKING:
     from ..training.folder import RunFolder
     from ..training.ranks import Ranks
 
-Validation = Annotated[float | None, option(TASK, "Hold out this share of the training set, and measure on it.", "0")]
+Validation = Annotated[
+    float | None,
+    option(TASK, "Hold out this share of the training set, and measure on it instead of the test set.", "0"),
+]
 Output = Annotated[Path | None, option(RUN, "Folder of the run.", "runs/DATA-MODEL-OPTIMIZER-SEED")]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on with the run in the folder, bit for bit.", rich_help_panel=RUN)
+    bool, typer.Option("--resume", help="Resume the run in the folder, bit for bit.", rich_help_panel=RUN)
 ]
 SaveEvery = Annotated[float, option(RUN, "Seconds between checkpoints.", True, min=0, metavar="SECONDS")]
 TensorBoard = Annotated[
-    bool, typer.Option("--tensorboard", help="Log for TensorBoard into the folder.", rich_help_panel=RUN)
+    bool, typer.Option("--tensorboard", help="Also log for TensorBoard, in the folder.", rich_help_panel=RUN)
 ]
 ChannelsLast = Annotated[
     bool | None,
-    typer.Option(" /--no-channels-last", help="Keep torch's usual memory layout.", rich_help_panel=MACHINE),
+    typer.Option(" /--no-channels-last", help="Use torch's usual memory layout for images.", rich_help_panel=MACHINE),
 ]
 Timeout = Annotated[
     float,
     option(
         MACHINE,
-        "How long one of several processes waits for another before it gives up.",
+        "How long a rank waits for the others before it ends with an error.",
         True,
         min=1,
         metavar="SECONDS",
@@ -72,13 +75,13 @@ def train(
     device: options.Device = None,
     timeout: Timeout = 600.0,
 ) -> None:
-    """Train a network on a data set, by the paper's protocol where nothing else is said.
+    """Train a network on a data set. Defaults are those of the paper's protocol.
 
     For example: gnomon train --model convmixer256-12 --data cifar100 --optimizer ingd
 
-    The folder gets config.toml, versions.json, metrics.jsonl with a line for each epoch, checkpoint.pt and curves.png.
+    It writes config.toml, versions.json, metrics.jsonl (a line for each epoch), checkpoint.pt and curves.png.
 
-    Ctrl-C saves a checkpoint first. A run that was stopped, even killed, goes on with --resume.
+    Ctrl-C saves a checkpoint. You can resume a run with --resume, even after a kill.
 
     On several GPUs or machines: torchrun --nproc-per-node 4 -m gnomon train ..., with the same options.
     """
@@ -114,10 +117,12 @@ def _train(
     if outcome.failure is not None:
         last = f" The last good checkpoint is in {folder}." if RunFolder(folder).has_checkpoint else ""
         raise TrainingError(
-            f"{outcome.failure}; begin again with a smaller --lr (it was {config.lr:g}) in another --output.{last}"
+            f"{outcome.failure}; start again with a smaller --lr (it was {config.lr:g}) in another --output.{last}"
         )
     if ranks.leads and outcome.signal is not None:
-        typer.echo(f"Interrupted, and saved. Go on with: gnomon train --output {folder} --resume", err=True)
+        typer.echo(
+            f"Interrupted. A checkpoint is saved. Resume with: gnomon train --output {folder} --resume", err=True
+        )
     elif ranks.leads:
         bar.console.print(f"Results: {folder}/metrics.jsonl and curves.png", soft_wrap=True, highlight=False)
     return outcome.signal
@@ -129,7 +134,7 @@ def _resumed(place: RunFolder, settings: dict[str, Any], config: Config) -> Conf
 
     if not place.exists:
         place.check_new()
-        typer.echo(f"There is no run in {place.path} yet: it begins.")
+        typer.echo(f"There is no run in {place.path} yet. A new run starts.")
         return config
     place.check_same(settings)
     return config_from(settings, place.config())

@@ -16,12 +16,15 @@ if TYPE_CHECKING:
 
     from ..training.tune import Search
 
-Validation = Annotated[float | None, option(TASK, "Share of the training set that settings are judged by.", "0.1")]
-Optimizers = Annotated[
-    list[str], option(OPTIMIZER, "Whose settings are searched; may be repeated.", autocompletion=names_of_optimizers)
+Validation = Annotated[
+    float | None, option(TASK, "Share of the training set that is held out to judge settings.", "0.1")
 ]
-FixedDamping = Annotated[float | None, option(OPTIMIZER, "Keep the damping at this, and search the rate alone.")]
-Budget = Annotated[int, option(SCHEDULE, "Settings to try of each optimizer.", True, min=1)]
+Optimizers = Annotated[
+    list[str],
+    option(OPTIMIZER, "Optimizer whose settings are searched. You may repeat it.", autocompletion=names_of_optimizers),
+]
+FixedDamping = Annotated[float | None, option(OPTIMIZER, "Keep the damping at this value, and search only the rate.")]
+Budget = Annotated[int, option(SCHEDULE, "Number of settings for each optimizer.", True, min=1)]
 TrialEpochs = Annotated[int | None, option(SCHEDULE, "Passes over the training set in each trial.", "120")]
 Output = Annotated[Path | None, option(RUN, "Folder of the search.", "tune/DATA-MODEL")]
 
@@ -50,15 +53,15 @@ def tune(
     compile: options.Compile = None,
     device: options.Device = None,
 ) -> None:
-    """Search learning rates, and the damping of INGD and KFAC, with one budget for every optimizer.
+    """Search learning rates, and the damping of INGD and KFAC, with the same budget for every optimizer.
 
-    Each optimizer gets as many settings, epochs and samples as any other, and the same seed.
+    Every optimizer has the same number of settings, epochs and samples, and the same seed.
 
-    The first setting is its default; the others cover a factor of ten to both sides of it evenly (Optuna, Sobol).
+    The first setting is the default. The others cover the range from a tenth to ten times of it evenly (Optuna, Sobol).
 
-    Settings are judged on a part of the training set that is held out; the test set is not looked at.
+    A held-out part of the training set judges the settings. The test set is not used.
 
-    Writes best-OPTIMIZER.toml, which gnomon train --config takes. An interrupted search goes on with the same command.
+    The command writes best-OPTIMIZER.toml for gnomon train --config. The same command continues after an interruption.
     """
     given = given_settings(locals(), "optimizer", "budget", "output", "config")
     with one_line_errors():
@@ -89,7 +92,7 @@ def _tune(settings: dict[str, Any], optimizers: list[str], budget: int, output: 
     try:
         found = search(base, optimizers, budget, folder, show)
     except InterruptedSearchError as stopped:
-        typer.echo("Interrupted. Trials that are finished are kept: run the same command again to go on.", err=True)
+        typer.echo("Interrupted. Finished trials are kept. Run the same command again to continue.", err=True)
         raise typer.Exit(128 + stopped.signal) from None
     _show_best(found, folder, console)
 

@@ -18,10 +18,10 @@ HEADER = ("ranks", "shard", *SIZES, "time", *PARTS)
 NARROW = 90
 """A terminal with fewer columns does not show the mean."""
 LEGEND = (
-    "state: of the optimizer, at the rank that has most, and the mean of all ranks. an update, a step: what INGD's "
-    "messages hold at each update and at each step, the gradients' not counted. time: of a step, on the average, and "
-    "which part of it goes to statistics, updates of factors, directions and INGD's messages; the rest are the passes "
-    "and the gradients' all_reduce."
+    "state: bytes of the optimizer's state at the rank that has the most, and the mean over all ranks. an update, a "
+    "step: bytes of INGD's messages at each update and at each step, without the gradients. time: the mean time of a "
+    "step, and which part of it is for statistics, updates of factors, directions and INGD's messages. The passes and "
+    "the all_reduce of the gradients take the other part."
 )
 
 
@@ -67,9 +67,9 @@ def explanation(name: str, found: Sequence[Forecast], rates: Rates, batch: int |
     model, layers = PLANNED[name], len(found[0].plan.layers)
     unit = "sequences" if model.spec.size is None else "images"
     return (
-        f"Computed from shapes, nothing was run: {layers} layers with factors, weights in float32, "
-        f"{batch or model.batch} {unit} a rank, an update each {every} steps, DistributedDataParallel, one thing after "
-        f"the other; {rates.note}.{_with_fully_shard(found)}"
+        f"Computed from shapes; nothing was run. The model has {layers} layers with factors and weights in float32. "
+        f"There are {batch or model.batch} {unit} a rank, and an update every {every} steps, with "
+        f"DistributedDataParallel. Nothing overlaps. Rates: {rates.note}.{_with_fully_shard(found)}"
     )
 
 
