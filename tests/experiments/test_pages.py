@@ -9,12 +9,12 @@ pytest.importorskip("matplotlib")
 from gnomon.experiments.common import document, page, palette
 from gnomon.experiments.common.document import Claim, Document, Drawings, Points, Rows, Text
 from gnomon.experiments.common.progress import Pace
-from gnomon.experiments.common.svg import MOST_POINTS, Chart, HeatMap, Line
+from gnomon.experiments.common.svg import DASHES, MOST_POINTS, Chart, HeatMap, Line
 from support.browser import View, needs_browser
 
 LINES = [
     Line("INGD", palette.of_optimizer("ingd"), [1, 2, 3], [8, 4, 2], [7, 3, 1], [9, 5, 3]),
-    Line("SGD", palette.of_optimizer("sgd"), [1, 2, 3], [9, 8, 7], dashed=True),
+    Line("SGD", palette.of_optimizer("sgd"), [1, 2, 3], [9, 8, 7], dashes=DASHES[1]),
 ]
 CHARTS = {
     "by-epoch": Chart("By epoch", LINES, "epoch", "test error in %", whole=True),

@@ -225,7 +225,7 @@ def test_the_mixture_figure_has_medians_and_ranges_above_a_floor():
     chart = gap_chart(results, groups, "iterations", log_axis=False)
     (line,) = chart.lines
     assert line.name == "ours, sub"
-    assert line.dashed
+    assert line.dashes
     assert line.y == pytest.approx([1.0, 0.2, FLOOR_OF_GUESSES])
     assert line.low == pytest.approx([1.0, 0.1, FLOOR_OF_GUESSES])
     assert line.high == pytest.approx([1.0, 0.5, FLOOR_OF_GUESSES])

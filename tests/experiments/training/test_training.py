@@ -407,6 +407,10 @@ def test_the_papers_table(tmp_path):
     assert re.search(r"SGD, epochs 12, lr 1.0\s+50.00", result.output)
     assert "12/120" in result.output
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
+    ((by_epoch, by_time),) = compare.charts(compare.read_runs(runs))
+    assert by_epoch.whole
+    assert [line.color.name for line in by_time.lines] == ["blue", "grey", "grey"]
+    assert len({tuple(line.dashes) for line in by_time.lines[1:]}) == 2  # one optimizer, two settings
     assert compare.read_runs(runs[:1])[0].scores(last=11) == pytest.approx([(90 + 300) / 11])
     assert_one_line(command("compare", tmp_path), "nothing to compare", "holds no run")
     assert_one_line(command("compare", written(tmp_path / "e", cnn, [])), "has not finished an epoch")

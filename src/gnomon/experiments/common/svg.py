@@ -29,6 +29,10 @@ MOST_POINTS = 200
 """The even points of a longer line that are drawn, and as many at even ratios, which the start of a line needs."""
 
 
+DASHES: tuple[Sequence[float], ...] = ((), (4, 2), (1, 1.5), (6, 2, 1, 2))
+"""The dashes of lines of one colour: solid, dashed, dotted, and both."""
+
+
 class Drawing(Protocol):
     """What a document shows beside text."""
 
@@ -55,11 +59,8 @@ class Line:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     width: float = 1.8
-    dashed: bool = False
-
-    @property
-    def dashes(self) -> tuple[float, ...]:
-        return (4, 2) if self.dashed else ()
+    dashes: Sequence[float] = ()
+    """The lengths of strokes and gaps in widths of the line, see :data:`DASHES`. A solid line has none."""
 
     def thinned(self) -> Line:
         """Return the line with as many points as a chart can show."""
@@ -187,7 +188,7 @@ def plot(panel: Axes, line: Line) -> None:
     style: dict[str, Any] = {
         "color": line.color.light,
         "linewidth": line.width,
-        "linestyle": (0, line.dashes) if line.dashed else "-",
+        "linestyle": (0, line.dashes) if line.dashes else "-",
         "label": line.name,
     }
     panel.plot(line.x, line.y, **style, solid_capstyle="round", marker="o" if len(line.x) == 1 else None)
@@ -251,4 +252,5 @@ def legend(lines: Sequence[Line]) -> str:
 
 
 def _dash_array(line: Line) -> str:
-    return ' stroke-dasharray="6 3"' if line.dashed else ""
+    lengths = " ".join(f"{1.4 * line.width * part:.1f}" for part in line.dashes)
+    return f' stroke-dasharray="{lengths}"' if lengths else ""

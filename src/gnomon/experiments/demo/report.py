@@ -10,7 +10,7 @@ from torch import Tensor
 from ...groups import Dense, Group, Heisenberg
 from ..common import page, palette
 from ..common.machine import versions_text
-from ..common.svg import Chart, Line, cells, legend
+from ..common.svg import DASHES, Chart, Line, cells, legend
 from ..common.trials import SOLVED, Curve
 from ..data import digits
 from ..training.compare import RunGroup
@@ -161,8 +161,8 @@ def _matrix_section(curves: list[Curve], table: str) -> str:
 def _gap_line(curve: Curve, x: list[float]) -> Line:
     gaps = [max(gap / curve.gaps[0], FLOOR) for gap in curve.gaps]
     end = next((i + 1 for i, gap in enumerate(gaps) if gap == FLOOR), len(gaps))
-    dashed = not curve.settings["momentum"]
-    return Line(curve.method, STRUCTURE_COLORS[curve.panel], x[:end], gaps[:end], width=2.2, dashed=dashed)
+    dashes = DASHES[not curve.settings["momentum"]]
+    return Line(curve.method, STRUCTURE_COLORS[curve.panel], x[:end], gaps[:end], width=2.2, dashes=dashes)
 
 
 def _pattern(group: Group) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from statistics import median
 
 from ..common import palette
-from ..common.svg import Chart, Line
+from ..common.svg import DASHES, Chart, Line
 from ..common.trials import Curve
 from .results import Group, Results
 
@@ -16,6 +16,8 @@ FLOOR, FLOOR_OF_GUESSES = 1e-13, 1e-6
 They are rounding errors. Where the minimum is not known, the least loss that was found takes its place: the best run
 ends there by definition, and the second value is drawn.
 """
+CEILING = 10.0
+"""Larger shares are those of methods that diverge. They are drawn at this value."""
 
 Axis = Callable[[Curve], Sequence[float]]
 AXES: dict[str, tuple[str, str, Axis]] = {
@@ -34,7 +36,7 @@ def gap_chart(results: Results, groups: list[Group], axis: str, log_axis: bool) 
     lines = [line for line in found if line is not None]
     known = groups[0][0].minimum is not None
     y = "gap, as a share of the first" if known else "gap to the least loss found, share of the first"
-    return Chart(title, lines, label, y, log=True, log_x=log_axis, whole=axis == "iterations" and not log_axis)
+    return Chart(title, lines, label, y, log=True, log_x=log_axis, whole=axis == "iterations")
 
 
 def _line(results: Results, group: Group, width: float, along: Axis, log_axis: bool) -> Line | None:
@@ -44,13 +46,13 @@ def _line(results: Results, group: Group, width: float, along: Axis, log_axis: b
     if points <= start:
         return None
     floor = FLOOR if group[0].minimum is not None else FLOOR_OF_GUESSES
-    shares = [[max(share, floor) for share in results.shares(curve)[start:points]] for curve in group]
+    shares = [[min(max(share, floor), CEILING) for share in results.shares(curve)[start:points]] for curve in group]
     x = _across([along(curve)[start:points] for curve in group], median)
     band = {"low": _across(shares, min), "high": _across(shares, max)} if len(group) > 1 else {}
     method = group[0].method
     # A variant of a method, named after a comma, has the same colour.
-    color, dashed = palette.of_method(method), "," in method
-    return Line(method, color, x, _across(shares, median), width=width, dashed=dashed, **band)
+    color, dashes = palette.of_method(method), DASHES["," in method]
+    return Line(method, color, x, _across(shares, median), width=width, dashes=dashes, **band)
 
 
 def _across(rows: Sequence[Sequence[float]], summary: Callable[[Sequence[float]], float]) -> list[float]:

@@ -43,7 +43,8 @@ class Results:
     def shares(self, curve: Curve) -> list[float]:
         """Return the gaps of a curve as shares of its first gap."""
         minimum = self.minima[curve.panel, curve.seed]
-        return [(loss - minimum) / (curve.loss[0] - minimum) for loss in curve.loss]
+        first = curve.loss[0] - minimum or 1.0  # of a lone curve that ends above its start
+        return [(loss - minimum) / first for loss in curve.loss]
 
     def table(self, title: str) -> tuple[list[str], list[list[str]]]:
         """Return the header and the rows of a panel's table. Each method has a row."""

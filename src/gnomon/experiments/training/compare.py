@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import mean
@@ -17,7 +18,7 @@ from .. import models
 from ..common import palette
 from ..common.confidence import half_interval
 from ..common.plots import save_png, style_panel
-from ..common.svg import Chart, Line, plot
+from ..common.svg import DASHES, Chart, Line, plot
 from .config import Config, TrainingError
 from .folder import CHANGEABLE, RunFolder, differences
 from .optimizers import TITLES
@@ -162,7 +163,7 @@ def charts(groups: list[RunGroup], clock: Clock = "wall") -> list[tuple[Chart, C
     """Return two charts for each data set and model: against epochs, and against time.
 
     Lines are means over seeds. Bands reach from the least value to the greatest. Groups of one optimizer have its
-    colour, and all but the first of them are dashed.
+    colour and differ in their dashes.
     """
     named = list(zip(groups, labels(groups), strict=True))
     found = []
@@ -170,12 +171,13 @@ def charts(groups: list[RunGroup], clock: Clock = "wall") -> list[tuple[Chart, C
         chosen = [(group, name) for group, name in named if group.task == task]
         longest = max(_seconds(group, clock)[-1] for group, _ in chosen)
         unit = next((name for name, seconds in UNITS.items() if longest >= seconds), "seconds")
-        first = {group.config.optimizer: group for group, _ in reversed(chosen)}
+        drawn: Counter[str] = Counter()
         by_epoch, by_time = [], []
         for group, name in chosen:
-            dashed = group is not first[group.config.optimizer]
-            by_epoch.append(_line(group, [float(n + 1) for n in range(group.epochs)], name, dashed))
-            by_time.append(_line(group, [s / UNITS[unit] for s in _seconds(group, clock)], name, dashed))
+            dashes = DASHES[drawn[group.config.optimizer] % len(DASHES)]
+            drawn[group.config.optimizer] += 1
+            by_epoch.append(_line(group, [float(n + 1) for n in range(group.epochs)], name, dashes))
+            by_time.append(_line(group, [s / UNITS[unit] for s in _seconds(group, clock)], name, dashes))
         data, model = task
         measure = "test loss" if chosen[0][0].in_loss else "test error in %"
         where = f"{models.MODELS[model].title} on {data}"
@@ -198,12 +200,12 @@ def draw(groups: list[RunGroup], path: Path, clock: Clock = "wall") -> None:
     save_png(figure, path)
 
 
-def _line(group: RunGroup, x: list[float], name: str, dashed: bool) -> Line:
+def _line(group: RunGroup, x: list[float], name: str, dashes: Sequence[float]) -> Line:
     """Return the mean of a group as a line, and its range as a band."""
     values = group.over_runs(group.measure)
     color, width = palette.of_optimizer(group.config.optimizer), 2.2 if group.config.optimizer == "ingd" else 1.4
     low, high = list(map(min, values)), list(map(max, values))
-    return Line(name, color, x, [mean(v) for v in values], low, high, width, dashed)
+    return Line(name, color, x, [mean(v) for v in values], low, high, width, dashes)
 
 
 def _seconds(group: RunGroup, clock: Clock) -> list[float]:

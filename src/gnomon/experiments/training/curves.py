@@ -8,7 +8,7 @@ from matplotlib.figure import Figure
 
 from ..common import palette
 from ..common.plots import save_png, style_panel
-from ..common.svg import Line, plot
+from ..common.svg import DASHES, Line, plot
 from .config import Config
 from .optimizers import TITLES
 from .trainer import Epoch
@@ -25,7 +25,7 @@ def draw_run(epochs: list[Epoch], config: Config, path: Path) -> None:
         (panels[0], "loss", [e.loss for e in epochs], [e.test_loss for e in epochs]),
         (panels[1], "error in %", [e.train_error for e in epochs], [e.test_error for e in epochs]),
     ):
-        plot(panel, Line("training batches", color, x, training, dashed=True))
+        plot(panel, Line("training batches", color, x, training, dashes=DASHES[1]))
         plot(panel, Line(f"{held_out} set", color, x, testing))
         style_panel(panel, "epoch", title, whole=True)
     figure.suptitle(f"{config.model} on {config.data}, {TITLES[config.optimizer]}, lr {config.lr:g}", fontsize=11)
