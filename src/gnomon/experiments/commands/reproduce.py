@@ -130,9 +130,9 @@ def reproduce(
 
     Its printed numbers are fig-3 (all four figures), table-3 and fig-5 (table-1), table-4 and fig-4 (table-2).
 
-    The command writes results.json, index.html and a Markdown page with its drawings into a folder of OUTPUT, such as runs/gmm.
+    The command writes results.json, index.html and a Markdown page with its drawings into a folder such as runs/gmm.
 
-    It also writes index.html while runs go on, with what is finished.
+    While runs go on, index.html shows the results of those that are finished.
 
     The same command continues after an interruption, even after a kill.
     """
