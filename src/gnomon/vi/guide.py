@@ -88,11 +88,12 @@ class AutoStructured(AutoContinuous):
     @torch.no_grad()
     def _refuse_subsamples(self, *args: Any, **kwargs: Any) -> None:
         """The trace of the prototype does not show plates that hold observations alone."""
-        for name, node in poutine.trace(self._plain_model[0]).get_trace(*args, **kwargs).nodes.items():
+        nodes: Any = poutine.trace(self._plain_model[0]).get_trace(*args, **kwargs).nodes
+        for name, node in nodes.items():
             if node["type"] == "sample" and site_is_subsample(node) and len(node["value"]) < node["fn"].size:
                 raise ValueError(
-                    f"plate {name!r} draws {len(node['value'])} of {node['fn'].size} rows, but the fit needs the density "
-                    "of all data; leave subsample_size out, or use gnomon.vi.fit with data= and num_data="
+                    f"plate {name!r} draws {len(node['value'])} of {node['fn'].size} rows, but the fit needs the "
+                    "density of all data; leave subsample_size out, or use gnomon.vi.fit with data= and num_data="
                 )
 
     def _specification(self) -> dict[str, Any]:
