@@ -288,9 +288,10 @@ where the draws are few, and there is no momentum.
 """
 LOCAL = """## Hierarchical models without reference draws
 
-The bound is up to the constants that a model drops. `gnomon.vi`: the seed of five with the worst bound. Pyro's
-guides: the best of four rates, with at most 20,000 evaluations or 5 CPU seconds each, 30 seconds for more than 500
-unknowns. The bound is an average over 10,000 draws, and with 100,000 unknowns over the 128 of the fit itself.
+The bound is up to the constants that a model drops. It is an average over 10,000 draws, and with 100,000 unknowns over
+the 128 of the fit itself. `gnomon.vi`: the seed of five with the worst bound, and one seed with 100,000 unknowns.
+Pyro's guides: the best of four rates, with at most 20,000 evaluations or 5 CPU seconds each, 30 seconds for more than
+500 unknowns.
 """
 LARGEST_RADON = """## The largest radon model
 

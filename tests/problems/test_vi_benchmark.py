@@ -76,12 +76,15 @@ def record(method, error, reached, **more):
 
 def test_the_page_has_the_best_rate_and_lower_bounds_for_what_was_never_reached():
     records = [
-        record("gnomon.vi", 0.1, 200),
+        record("gnomon.vi", 0.1, 200, evaluations=1000, seconds=2.0),
         record("AutoMultivariateNormal", 0.3, None, rate=0.1),
         record("AutoMultivariateNormal", 0.1, 4000, rate=0.01),
         record("batch and match", 5.0, None),
     ]
     page = vi_page.page(records, ["a-x"], [], {"a-x": 3})
-    assert "| AutoMultivariateNormal | 1 of 1 | 1 and 0 | 4,000 | 20.0 | 20.0 |" in page
-    assert "| batch and match | 0 of 1 | 0 and 0 | - | at least 100.0 | at least 100.0 |" in page
-    assert "| a-x | d | 3 | 0.10 | 200 | 20,000 | 0.20 | 0.50 | 4,000 | (5.0) |  |" in page
+    assert "| gnomon.vi | 1 of 1 | 1 and 0 | 200 | 1.0 | 0.2 | 1.0 | 0.1 |" in page
+    assert "| gnomon.vi, to the end | 1 of 1 | 1 and 0 | 1,000 | 5.0 | 1.0 | 10.0 | 1.0 |" in page
+    assert "| AutoMultivariateNormal | 1 of 1 | 1 and 0 | 4,000 | 20.0 | 4.0 | 20.0 | 2.0 |" in page
+    never = "at least 100.0 | at least 20.0 | at least 100.0 | at least 10.0"
+    assert f"| batch and match | 0 of 1 | 0 and 0 | - | {never} |" in page
+    assert "| a-x | d | 3 | 0.10 | 200 | 1,000 | 0.20 | 0.50 | 4,000 | (5.0) |  |" in page

@@ -104,15 +104,13 @@ def globals_found(posterior):
 ARROWS = (
     "eight_schools-eight_schools_centered",
     "eight_schools-eight_schools_noncentered",
-    "seeds_data-seeds_model",
+    "rats_data-rats_model",
     "surgical_data-surgical_model",
     "GLMM_Poisson_data-GLMM_Poisson_model",
     "GLMM_data-GLMM1_model",
     "radon_mn-radon_hierarchical_intercept_centered",
     "lsat_data-lsat_model",
 )
-PAIRED = ("rats_data-rats_model", "radon_mn-radon_variable_intercept_slope_centered")
-"""Models in which a group has two local unknowns, which depend on each other."""
 
 
 @pytest.mark.parametrize("make", [posteriors.poisson_mixed_model, posteriors.item_response_model])
@@ -132,9 +130,9 @@ def test_arrow_of_hierarchical_models_is_found(name):
 
 
 @needs_posteriordb
-@pytest.mark.parametrize("name", PAIRED)
-def test_pairs_of_locals_are_found(name):
-    posterior = posteriors.load(name)
+def test_pairs_of_locals_are_found():
+    """A county has an intercept and a slope, which depend on each other."""
+    posterior = posteriors.load("radon_mn-radon_variable_intercept_slope_centered")
     r = posterior.globals
     group, order = globals_found(posterior)
     assert group == BlockTriangular((Dense(r), BlockDiagonal(posterior.dim - r, 2)))
@@ -190,3 +188,21 @@ def test_fit_returns_to_the_order_of_the_parameters():
     full = gnomon.vi.fit(hierarchical(40), 42, structure="full", seed=0)
     assert fit.elbo == pytest.approx(full.elbo, abs=0.1)
     torch.testing.assert_close(draws.mean(0), full.draws(4000).mean(0), atol=0.15, rtol=0)
+
+
+@pytest.mark.slow
+def test_many_locals_are_fitted_with_hessians():
+    """Beyond the sweep an arrow that is found takes Price's gradients, with which 4 draws a step would do."""
+    posterior = posteriors.poisson_mixed_model(3000)
+    options = {"seed": 0, "searches": 0}
+    fit = gnomon.vi.fit(posterior.log_density, posterior.dim, **options)
+    assert (fit.posterior.structure, fit.gradients) == (Arrow(3000, 5), "price")
+    assert fit.converged
+    assert fit.posterior.loc[:4].tolist() == pytest.approx([1, 0.5, -0.5, 0.25], abs=0.1)
+    again = gnomon.vi.fit(posterior.log_density, posterior.dim, start=fit, **options)
+    assert again.gradients == "price"
+    assert len(again.history) < len(fit.history) / 2
+    assert again.elbo == pytest.approx(fit.elbo, abs=1)
+    with pytest.warns(UserWarning, match="max_steps=2"):
+        given = gnomon.vi.fit(posterior.log_density, 3000, structure=Arrow(3000, 5), start=fit.posterior, max_steps=2)
+    assert given.gradients == "path"  # nobody has looked whether the Hessian is an arrow

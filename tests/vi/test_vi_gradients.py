@@ -169,3 +169,15 @@ def test_momentum_is_an_average_so_that_the_rate_keeps_its_meaning():
             steps.take(constant, 0.1)
         results.append(mean_of(q).clone())
     torch.testing.assert_close(*results)
+
+
+@pytest.mark.parametrize("many", [10**9, 1], ids=["in one batch", "one by one"])
+def test_mean_hessian_is_that_of_autograd(many, monkeypatch):
+    monkeypatch.setattr("gnomon.vi.target.MANY", many)
+    target = Target(lambda x: (x[:, 0].exp() * x[:, 1:].square().sum(-1)).sin(), Parameters({"x": 4}))
+    x, vectors = torch.randn(3, 4, dtype=torch.float64), torch.randn(2, 4, dtype=torch.float64)
+    hessians = [torch.autograd.functional.hessian(lambda row: target(row[None]).sum(), row) for row in x]
+    torch.testing.assert_close(target.mean_hessian(x)(vectors), vectors @ torch.stack(hessians).mean(0))
+    assert target.gradient_evaluations == 12
+    linear = Target(lambda x: x.sum(-1), Parameters({"x": 4}))
+    assert not bool(linear.mean_hessian(x)(vectors).any())

@@ -98,11 +98,5 @@ class Estimator:
         return price_gradient(q, self._mean_hessian(q, x[:, finite].flatten(0, 1), batch), even)
 
     def _mean_hessian(self, q: Gaussian, x: Tensor, batch: tuple[Any, ...]) -> SymmetricOperator:
-        def product(rows: Tensor) -> Tensor:
-            points = x.unsqueeze(0).expand(len(rows), -1, -1)
-            vectors = rows.unsqueeze(1).expand_as(points)
-            products = self.target.hessian_products(points.reshape(-1, q.d), vectors.reshape(-1, q.d), *batch)
-            return products.view_as(points).mean(1)
-
         rule = Exact() if q.d <= EXACT_DIAGONAL else Hutchinson(generator=self.generator)
-        return SymmetricOperator(q.d, product, lambda h: rule(h, x[0]))
+        return SymmetricOperator(q.d, self.target.mean_hessian(x, *batch), lambda h: rule(h, x[0]))

@@ -50,9 +50,9 @@ def fit(
         seed: of the draws; None draws one from torch's generator.
         progress: True shows a bar; a function is called with (steps, elbo, khat, seconds).
         settings: ``form`` ("covariance" or "precision"), ``start`` ("mode", "zero", a point, a dictionary of
-            parameters, a Gaussian, or another fit), ``draws`` a step, ``rate``, ``momentum``, ``gradients`` ("path" or
-            "price"), ``max_steps``, ``tolerance`` in nats, ``searches`` for other modes, ``evaluation_draws``; see
-            :class:`gnomon.vi.Settings`.
+            parameters, a Gaussian, or another fit), ``draws`` a step, ``rate``, ``momentum``, ``gradients`` ("auto",
+            "path" or "price"), ``max_steps``, ``tolerance`` in nats, ``searches`` for other modes,
+            ``evaluation_draws``; see :class:`gnomon.vi.Settings`.
 
     A rate of 2 is a Newton step for a Gaussian target (:class:`gnomon.Gaussian` has the scale). The fit stops where the
     estimated gap to the best q of the family, plus two standard errors, is below ``tolerance``.

@@ -15,6 +15,7 @@ try:
     from pyro import poutine
     from pyro.distributions import TorchDistribution
     from pyro.infer.autoguide import AutoContinuous
+    from pyro.poutine.util import site_is_subsample
 except ImportError:
     raise ImportError("gnomon.vi.AutoStructured needs the package pyro-ppl: pip install 'gnomon[pyro]'") from None
 
@@ -52,6 +53,7 @@ class AutoStructured(AutoContinuous):
         if self.prototype_trace is None:
             with torch.no_grad():
                 self._setup_prototype(*args, **kwargs)
+        self._refuse_subsamples(*args, **kwargs)
         structure = self._structure
         if structure == "auto":
             structure = self._from_plates() or "auto"
@@ -82,6 +84,17 @@ class AutoStructured(AutoContinuous):
     def _nodes(self) -> Any:
         assert self.prototype_trace is not None
         return self.prototype_trace.nodes
+
+    @torch.no_grad()
+    def _refuse_subsamples(self, *args: Any, **kwargs: Any) -> None:
+        """The trace of the prototype does not show plates that hold observations alone."""
+        nodes: Any = poutine.trace(self._plain_model[0]).get_trace(*args, **kwargs).nodes
+        for name, node in nodes.items():
+            if node["type"] == "sample" and site_is_subsample(node) and len(node["value"]) < node["fn"].size:
+                raise ValueError(
+                    f"plate {name!r} draws {len(node['value'])} of {node['fn'].size} rows, but the fit needs the "
+                    "density of all data; leave subsample_size out, or use gnomon.vi.fit with data= and num_data="
+                )
 
     def _specification(self) -> dict[str, Any]:
         return {name: (tuple(node["value"].shape), node["fn"].support) for name, node, _ in self._sites()}

@@ -49,6 +49,7 @@ class Fit:
         converged: whether the gap came below the tolerance.
         history: one entry for each step, see :class:`gnomon.vi.schedule.History`.
         counts: evaluations, and what was skipped.
+        gradients: ``"path"`` or ``"price"``, which the steps took.
     """
 
     def __init__(
@@ -60,8 +61,10 @@ class Fit:
         converged: bool,
         evaluation: Evaluation,
         counts: Counts,
+        gradients: str,
     ) -> None:
         self.posterior, self.history, self.converged, self.counts = posterior, history, converged, counts
+        self.gradients = gradients
         self.gap, self.gap_error = gap
         self.elbo, self.elbo_error, self.khat = evaluation.elbo, evaluation.elbo_error, evaluation.khat
         self.order = target.order

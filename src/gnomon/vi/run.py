@@ -51,7 +51,7 @@ class Run:
         group = q.structure
         draws = self.settings.draws_for(group)
         self.q = q
-        self.estimator = Estimator(self.target, draws, self.generator, self.settings.gradients == "price")
+        self.estimator = Estimator(self.target, draws, self.generator, self._beginning.price)
         self.schedule = Schedule(self.settings.rate_for(group, draws), self.settings.tolerance_for(q.d))
         self.steps = NaturalSteps(q, self.settings.momentum)
         self._kept = q.frame.clone()
@@ -72,7 +72,8 @@ class Run:
             self._warn()
         self.q.requires_grad_(False)
         history = history + self.schedule.history
-        return Fit(self.q, self.target, history, self.schedule.gap(), converged, evaluation, self._counts(other_modes))
+        gap, gradients = self.schedule.gap(), "price" if self._beginning.price else "path"
+        return Fit(self.q, self.target, history, gap, converged, evaluation, self._counts(other_modes), gradients)
 
     def _warn(self) -> None:
         gap, error = self.schedule.gap()

@@ -18,7 +18,7 @@ from .result import Fit
 from .sampling import standard_draws
 from .settings import Settings
 from .steps import NaturalSteps, squared_norm
-from .structure import Structure, lay_out
+from .structure import SWEEP, Structure, lay_out
 from .target import Target
 
 MODE_ITERATIONS = 100
@@ -48,6 +48,8 @@ class Beginning:
 
     def __init__(self, target: Target, settings: Settings, like: Tensor, generator: torch.Generator) -> None:
         self.target, self.settings, self.like, self.generator = target, settings, like, generator
+        self.price = settings.gradients == "price"
+        """Whether the steps take Hessians; known after :meth:`gaussian`."""
 
     def gaussian(self, structure: Structure) -> Gaussian:
         """The first q. The target then has the order of coordinates that the structure asks for."""
@@ -55,11 +57,13 @@ class Beginning:
         if isinstance(start, Fit):
             if start.order is not None:
                 self.target.reorder(start.order)
+            self.price |= self.settings.gradients == "auto" and start.gradients == "price"
             return self._copy(start.posterior, "auto")
         if isinstance(start, Gaussian):
             return self._copy(start, structure)
         x = self._point()
         layout = lay_out(structure, self.target, lambda: self._jittered(x))
+        self.price |= self.settings.gradients == "auto" and layout.seen and self.target.dim > SWEEP
         if layout.order is not None:
             self.target.reorder(layout.order.to(x.device))
             x = self.target.in_fitted_order(x)

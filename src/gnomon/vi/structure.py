@@ -43,10 +43,14 @@ MOST_GLOBALS = 64
 
 @dataclass(frozen=True)
 class Layout:
-    """A group, and which coordinate of the parameters each of its coordinates is; None for the same order."""
+    """A group, and which coordinate of the parameters each of its coordinates is; None for the same order.
+
+    ``seen`` tells that the Hessian of the density was seen to have this structure.
+    """
 
     group: Group
     order: Tensor | None = None
+    seen: bool = False
 
 
 NAMED: dict[str, Callable[[int], Group]] = {
@@ -182,7 +186,7 @@ def _layout(heads: list[int], groups: list[list[int]], d: int) -> Layout | None:
         tail: Group = Diagonal(rest) if block == 1 else BlockDiagonal(rest, block)
         if r:
             tail = Arrow(d, r) if block == 1 else BlockTriangular((Dense(r), tail))
-        return Layout(tail, None if order == list(range(d)) else torch.tensor(order))
+        return Layout(tail, None if order == list(range(d)) else torch.tensor(order), seen=True)
     return None
 
 

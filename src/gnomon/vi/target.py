@@ -17,6 +17,10 @@ ROWS = 2**22
 """How many numbers a batch of points may have where there is no need for one batch."""
 
 
+MANY = 1024
+"""From this dimension on products of Hessians share the evaluation of their points."""
+
+
 class Scores(NamedTuple):
     """Log densities ``(draws,)`` and their gradients ``(draws, dim)``; which are ``finite``. Others are zero."""
 
@@ -134,18 +138,45 @@ class Target:
         ]
         return torch.cat(parts)
 
+    def mean_hessian(self, x: Tensor, *batch: Any) -> Callable[[Tensor], Tensor]:
+        """A function from vectors to the means of ``H(x) v`` over the points x.
+
+        With many unknowns the points are evaluated once for all vectors, one vector after the other. With few, all
+        pairs of points and vectors are one batch.
+        """
+        n = len(x)
+
+        def all_pairs(vectors: Tensor) -> Tensor:
+            points, each = x.repeat(len(vectors), 1), vectors.repeat_interleave(n, 0)
+            return self.hessian_products(points, each, *batch).unflatten(0, (-1, n)).mean(1)
+
+        if self.dim < MANY:
+            return all_pairs
+        leaf = x.detach().clone().requires_grad_()
+        try:
+            gradient = self._differentiable_gradient(leaf, *batch)
+        except RuntimeError:  # an operation of the density has no second derivative
+            return all_pairs
+
+        def one_by_one(vectors: Tensor) -> Tensor:
+            self.gradient_evaluations += 2 * n * len(vectors)
+            products = [_derivative(gradient, leaf, v.expand_as(leaf), retain_graph=True).mean(0) for v in vectors]
+            return torch.stack(products)
+
+        return one_by_one
+
+    def _differentiable_gradient(self, leaf: Tensor, *batch: Any) -> Tensor:
+        with torch.enable_grad():
+            (gradient,) = torch.autograd.grad(self(leaf, *batch).sum(), leaf, create_graph=True)
+        return gradient
+
     def _products(self, x: Tensor, vectors: Tensor, *batch: Any) -> Tensor:
         self.gradient_evaluations += 2 * len(vectors)
-        with torch.enable_grad():
-            leaf = x.detach().clone().requires_grad_()
-            try:
-                (gradient,) = torch.autograd.grad(self(leaf, *batch).sum(), leaf, create_graph=True)
-                if not gradient.requires_grad:  # linear: no second derivatives
-                    return torch.zeros_like(vectors)
-                (products,) = torch.autograd.grad(gradient, leaf, vectors)
-                return products
-            except RuntimeError:  # an operation of the density has no second derivative
-                pass
+        leaf = x.detach().clone().requires_grad_()
+        try:
+            return _derivative(self._differentiable_gradient(leaf, *batch), leaf, vectors)
+        except RuntimeError:  # an operation of the density has no second derivative
+            pass
         gradients = []
         for sign in (1, -1):
             with torch.enable_grad():
@@ -157,3 +188,11 @@ class Target:
         """The Hessian at one point, dense and symmetric, by one product for each coordinate."""
         products = self.hessian_products(x, torch.eye(self.dim, dtype=x.dtype, device=x.device), *batch)
         return (products + products.mT) / 2
+
+
+def _derivative(gradient: Tensor, leaf: Tensor, vectors: Tensor, retain_graph: bool = False) -> Tensor:
+    """``H v`` from a gradient that can be differentiated; zero where the density is linear."""
+    if not gradient.requires_grad:
+        return torch.zeros_like(vectors)
+    (products,) = torch.autograd.grad(gradient, leaf, vectors, retain_graph=retain_graph)
+    return products
