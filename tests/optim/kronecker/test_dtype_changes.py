@@ -13,9 +13,9 @@ def test_another_type_after_construction_and_later(target):
     """The losses are those of a model that stays in float32, to the precision of the other type."""
     data = batches(36)
     twin = perceptron()
-    wanted = train(twin, INGD(twin, update_every=2), data)
+    wanted = train(twin, INGD(twin, update_every=2, base_width=None), data)
     model = perceptron()
-    optimizer = INGD(model, update_every=2)
+    optimizer = INGD(model, update_every=2, base_width=None)
     losses = []
     for part, dtype in ((data[:3], target), (data[3:6], torch.float32), (data[6:], target)):
         model.to(dtype)

@@ -74,7 +74,7 @@ def test_targets_of_any_size_are_fitted_alike(size):
         y = size * x @ torch.randn(8, 4)
         with torch.no_grad():
             model.weight.mul_(size)
-        optimizer = INGD(model, lr=0.02 * size, weight_decay=0.0)
+        optimizer = INGD(model, lr=0.02 * size, weight_decay=0.0, base_width=None)
         for step in range(200):
             optimizer.zero_grad()
             loss = (model(x) - y).square().mean()
