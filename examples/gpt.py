@@ -21,7 +21,7 @@ from gnomon.experiments.models.gpt import GPT
 CONTEXT, BATCH = 64, 16
 OPTIMIZERS = {
     "INGD": lambda model: gnomon.optim.INGD(model, lr=1e-2),
-    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
+    "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=3e-3),
 }
 
 

@@ -175,7 +175,7 @@ def _epochs(folder):
     return metrics.read_text().count("\n") if metrics.exists() else 0
 
 
-def _until(condition, seconds=60):
+def _until(condition, seconds=240):
     end = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < end, "it takes too long"
