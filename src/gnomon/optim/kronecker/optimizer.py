@@ -19,7 +19,7 @@ from torch.optim import Optimizer
 
 from ...linalg import full_precision, peaks
 from ...manifolds import point_of
-from ..torch_internals import own_attributes
+from ..torch_internals import outside_of_graphs, own_attributes
 from .config import CurvatureConfig, StepConfig
 from .curvature import Collector
 from .factor_rule import DirectionRule, FactorRule
@@ -358,6 +358,7 @@ class KroneckerOptimizer(Optimizer):
             self._watch()
 
     # ------------------------------------------------------------------ the step
+    @outside_of_graphs
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """One step from the gradients that are there; parameters without one stay.
@@ -461,6 +462,7 @@ class KroneckerOptimizer(Optimizer):
         """
         self._collector.observe(output, likelihood)
 
+    @outside_of_graphs
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients, and what the hooks have collected with them."""
         super().zero_grad(set_to_none)
