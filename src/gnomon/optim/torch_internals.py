@@ -34,7 +34,7 @@ base_of: Callable[[Tensor], Tensor | None] = operator.attrgetter("_base")
 """The tensor in whose memory a view is; None for others."""
 
 outside_of_graphs = torch._disable_dynamo
-"""Lets ``torch.compile`` call a function as it is, with all that it calls; the compiler is imported with a first call."""
+"""Lets ``torch.compile`` call a function as it is, with all that it calls. A first call imports the compiler."""
 
 
 def hides_forward_pass(wrapper: nn.parallel.DistributedDataParallel) -> bool:

@@ -79,6 +79,7 @@ IN_PLACE_OF = {
     "capturable": "leave it out: a step waits for no value of the device",
     "differentiable": "nothing takes its place: a step is not differentiable",
     "warmup_steps": "give lr as a function of the step, or take a scheduler of torch",
+    "lr_scale": "give lr times the scale as lr",
     "trust_coefficient": "step_rms says how long the step of each layer is",
 }
 """What to do in the place of arguments that other optimizers have."""

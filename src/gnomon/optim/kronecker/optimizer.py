@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from ...linalg import full_precision, peaks
 from ...manifolds import point_of
 from ..torch_internals import outside_of_graphs, own_attributes
-from .config import CurvatureConfig, StepConfig
+from .config import IN_PLACE_OF, CurvatureConfig, StepConfig
 from .curvature import Collector
 from .factor_rule import DirectionRule, FactorRule
 from .layers.base import FactoredLayer, Move, Settings, States, parameter_names
@@ -139,6 +139,11 @@ def check_gradients(names: dict[nn.Parameter, str], groups: list[Settings]) -> N
     for p, name in names.items():
         if p.grad is not None and p.grad.is_sparse:
             raise RuntimeError(f"the gradient of {name} is sparse; build its embedding with sparse=False")
+        if p.grad is not None and p.is_meta:
+            raise RuntimeError(
+                f"{name} is on the meta device, without values: give the model a device with to_empty(device=...), "
+                "initialize it, and build the optimizer then"
+            )
         if p.grad is not None and p.requires_grad and id(p) not in known and point_of(p) is None:
             raise RuntimeError(
                 f"{name} has a gradient but is in no group, because it was frozen, or not a part of the model yet, "
@@ -183,11 +188,20 @@ def checked_group(group: Settings) -> Settings:
         raise TypeError(f"a group must be a dictionary with 'params' and settings, got {group!r}")
     allowed = {*NUMBERS, "params"}
     if unknown := set(group) - allowed:
-        raise ValueError(f"a group has no setting {', '.join(sorted(unknown))}; there are {', '.join(sorted(allowed))}")
+        remedies = "".join(f"; {name}: {IN_PLACE_OF[name]}" for name in sorted(unknown) if name in IN_PLACE_OF)
+        known = ", ".join(sorted(allowed))
+        raise ValueError(f"a group has no setting {', '.join(sorted(unknown))}{remedies}; there are {known}")
     params = [group["params"]] if isinstance(group["params"], Tensor) else list(group["params"])
-    if not all(isinstance(p, Tensor) for p in params):
-        raise TypeError(f"params must be parameters of the model, got {params!r}")
+    params = [p[1] if is_named(p) else p for p in params]
+    for p in params:
+        if not isinstance(p, Tensor):
+            raise TypeError(f"params must be parameters of the model, got {type(p).__name__}")
     return {**group, "params": params}
+
+
+def is_named(pair: object) -> bool:
+    """Whether something is a name and a parameter, as ``named_parameters()`` gives them; the model knows the names."""
+    return isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
 
 
 def split_group(

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -20,6 +21,8 @@ ROWS = "rows"
 """The setting that has the numbers of rows of layers by name."""
 MAY_BE_MISSING = {"skipped_steps", "skipped_updates", "initial_lr", THROUGH_ROWS, ROWS, "names"}
 """The settings of a group that are set only where they are needed."""
+AS_BEFORE: Settings = {"base_width": None}
+"""What settings mean that a state of an earlier version does not have."""
 COUNTERS = ("step", "next_update", "interval", "skipped_steps", "skipped_updates")
 """The settings of a group that count."""
 Shapes = Mapping[str, tuple[int, ...]]
@@ -36,7 +39,7 @@ def check_groups(state_dict: Settings, param_groups: list[Settings]) -> None:
             f"the state is of another model or other groups: it has groups of {theirs} parameters, this has {ours}"
         )
     for group, own in zip(state_dict["param_groups"], param_groups, strict=True):
-        if missing := set(own) - set(group) - MAY_BE_MISSING:
+        if missing := set(own) - set(group) - MAY_BE_MISSING - AS_BEFORE.keys():
             raise ValueError(f"the state is of another optimizer: its groups have no {', '.join(sorted(missing))}")
         for name in (name for name in COUNTERS if name in group):
             if not is_count(group[name]):
@@ -58,6 +61,8 @@ def fitted_state(
     check_groups(own, param_groups)
     for number, p in numbered(own["param_groups"], param_groups):
         found, wanted = own["state"].get(number, {}), {}
+        if isinstance(found.get("steps"), (int, float)):  # a program may have saved the count as a number
+            found["steps"] = torch.tensor(float(found["steps"]))
         if p in registry.layers:
             layer = registry.layers[p]
             found, shapes = rule.loaded(layer, found), rule.shapes(layer)
@@ -67,6 +72,7 @@ def fitted_state(
         if number in own["state"]:
             own["state"][number] = found
     for group, mine in zip(own["param_groups"], param_groups, strict=True):
+        group.update({name: value for name, value in AS_BEFORE.items() if name in mine and name not in group})
         rule.check([registry.layers[p] for p in mine["params"] if p in registry.layers], group)
     return own
 
