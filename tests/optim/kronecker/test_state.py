@@ -152,7 +152,7 @@ def test_counters_of_a_wrong_kind(kind):
     train(model, optimizer, batches(2))
     weight, norm = (str(optimizer.state[p].keys()) for p in (model[0].weight, model[2].weight))
     numbers = {0: weight, len(optimizer.param_groups[0]["params"]): norm}
-    cases = [("steps", torch.zeros(3)), ("steps", 2.0), ("steps", torch.zeros(1))]
+    cases = [("steps", torch.zeros(3)), ("steps", "2"), ("steps", torch.zeros(1))]
     if kind is KFAC:
         cases += [
             (key, value) for key in ("A_updates", "S_updates") for value in (3.0, torch.zeros(()), torch.zeros(4))

@@ -57,8 +57,8 @@ def fitted_state(
     state_dict: Settings, param_groups: list[Settings], registry: LayerRegistry, preconditioner: Preconditioner
 ) -> Settings:
     """A copy of a state in the forms of the optimizer that is to load it; raises where it does not fit."""
-    own, names, rule = copy.deepcopy(state_dict), registry.names(), preconditioner.rule
-    check_groups(own, param_groups)
+    check_groups(state_dict, param_groups)
+    own, names, rule = copy_of_state(state_dict), registry.names(), preconditioner.rule
     for number, p in numbered(own["param_groups"], param_groups):
         found, wanted = own["state"].get(number, {}), {}
         if isinstance(found.get("steps"), (int, float)):  # a program may have saved the count as a number
@@ -75,6 +75,13 @@ def fitted_state(
         group.update({name: value for name, value in AS_BEFORE.items() if name in mine and name not in group})
         rule.check([registry.layers[p] for p in mine["params"] if p in registry.layers], group)
     return own
+
+
+def copy_of_state(state_dict: Settings) -> Settings:
+    """A copy of groups and of the states of parameters; what somebody keeps under keys of his own stays as it is."""
+    numbers = {number for group in state_dict["param_groups"] for number in group["params"]}
+    states = {key: copy.deepcopy(state) if key in numbers else state for key, state in state_dict["state"].items()}
+    return {**state_dict, "state": states, "param_groups": copy.deepcopy(state_dict["param_groups"])}
 
 
 @contextmanager
