@@ -73,6 +73,7 @@ def fitted_state(
             own["state"][number] = found
     for group, mine in zip(own["param_groups"], param_groups, strict=True):
         group.update({name: value for name, value in AS_BEFORE.items() if name in mine and name not in group})
+        group.update({"names": mine["names"]} if "names" in mine else {})
         rule.check([registry.layers[p] for p in mine["params"] if p in registry.layers], group)
     return own
 
