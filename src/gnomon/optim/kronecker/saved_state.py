@@ -21,7 +21,7 @@ ROWS = "rows"
 """The setting that has the numbers of rows of layers by name."""
 MAY_BE_MISSING = {"skipped_steps", "skipped_updates", "initial_lr", THROUGH_ROWS, ROWS, "names"}
 """The settings of a group that are set only where they are needed."""
-AS_BEFORE: Settings = {"base_width": None}
+AS_BEFORE: Settings = {"base_width": None, "peak_lr": None}
 """What settings mean that a state of an earlier version does not have."""
 COUNTERS = ("step", "next_update", "interval", "skipped_steps", "skipped_updates")
 """The settings of a group that count."""
