@@ -11,6 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 current_backward_pass = torch._C._current_graph_task_id
@@ -33,7 +34,7 @@ version: Callable[[Tensor], int] = operator.attrgetter("_version")
 base_of: Callable[[Tensor], Tensor | None] = operator.attrgetter("_base")
 """The tensor in whose memory a view is; None for others."""
 
-outside_of_graphs = torch._disable_dynamo
+outside_of_graphs = _disable_dynamo
 """Lets ``torch.compile`` call a function as it is, with all that it calls. A first call imports the compiler."""
 
 
