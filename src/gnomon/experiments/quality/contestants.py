@@ -17,13 +17,20 @@ from ...optim.kronecker.factor_update import early_average
 from ..training.optimizers import soap
 from .muon import Muon
 
+
+def every_twenty(step: int) -> int:
+    """Return the interval between updates of version 0.1: 1 for twenty steps, then 2 for twenty, and so on up to 10."""
+    return min(10, 1 + step // 20)
+
+
+INTERVALS: dict[str, Any] = {"update_every": every_twenty, "growing_intervals": False}
 BEFORE: dict[str, Any] = {
     "momentum": 0.8,
     "weight_decay": 0.2,
     "damping": 0.2,
     "precond_lr": early_average,
     "precond_momentum": 0.0,
-    "update_every": 10,
+    **INTERVALS,
     "structure": "dense",
     "curvature": "kfac",
     "fisher": "empirical",
@@ -37,7 +44,6 @@ BEFORE: dict[str, Any] = {
     "max_factor_step": 0.5,
     "order": 2,
     "relative": True,
-    "growing_intervals": True,
     "subsample": True,
     "max_dim": 8192,
     "fallback": "adamw",
@@ -69,10 +75,16 @@ class Contestant:
         return importlib.util.find_spec(self.package) is not None
 
 
-def _layerwise(name: str, title: str, kind: Any, preset: str = "robust", **settings: Any) -> Contestant:
-    """Return an optimizer of this library. What is not among the settings is the default of its preset."""
+def _layerwise(
+    name: str, title: str, kind: Any, preset: str = "robust", rules: str | None = None, **settings: Any
+) -> Contestant:
+    """Return an optimizer of this library. What is not among the settings is the default of its preset.
+
+    ``rules`` names the rules that no argument shows. Another name asks for new runs.
+    """
     chosen = preset_arguments(kind, preset) | settings
     described = {key: getattr(value, "__name__", str(value)) for key, value in chosen.items() if key != "lr"}
+    described |= {} if rules is None else {"rules": rules}
     return Contestant(
         name,
         title,
@@ -91,9 +103,9 @@ CONTESTANTS: dict[str, Contestant] = {
         Contestant(ADAMW, "AdamW", 1e-3, (1, 2, 4, 8), lambda model, lr: AdamW(model.parameters(), lr=lr), "torch"),
         Contestant("soap", "SOAP", 3e-3, (1, 2, 4, 8), partial(soap, weight_decay=0.01), "pytorch_optimizer"),
         Contestant(MUON, "Muon", 2e-3, (1, 2, 4, 8), Muon),
-        _layerwise("kfac", "KFAC", KFAC),
+        _layerwise("kfac", "KFAC", KFAC, **INTERVALS),
         _layerwise("ingd-paper", "INGD, paper", INGD, "paper"),
         _layerwise("ingd-before", "INGD before", INGD, lr=BEFORE_RATE, **BEFORE),
-        _layerwise("ingd", "INGD", INGD),
+        _layerwise("ingd", "INGD", INGD, rules="intervals 5, rows 1, inner 256, width 48"),
     )
 }

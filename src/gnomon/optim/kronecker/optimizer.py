@@ -40,7 +40,7 @@ from .structures import Structure
 from .summary import Summary, expected_bytes, layer_row, stored_bytes, summary_rows
 from .update_rules import LayerSteps, Peaks, fall_back, gradient_of, start_moves
 
-GROWTH = 20
+GROWTH = 5
 """With growing intervals, the interval between updates is 1 for this many steps, then 2 for as many, and so on up to
 ``update_every``."""
 MANY = 100

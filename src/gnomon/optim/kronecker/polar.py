@@ -16,9 +16,9 @@ from .layers.base import FactoredLayer, Turn
 from .structured_factor import StructuredFactor
 from .update_rules import along_polar_factor
 
-MOST_SIDES = 2
+MOST_SIDES = 1
 """The largest ratio of a matrix's smaller side to the rows of a batch. Beyond it the iterations would take more than
-five times as long as the layer's forward and backward pass."""
+twice as long as the layer's forward and backward pass."""
 FUSED_NAMES = ("qkv", "query_key_value", "c_attn", "in_proj")
 """Ends of the names of linear layers whose output is queries, keys and values side by side."""
 

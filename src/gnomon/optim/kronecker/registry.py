@@ -14,7 +14,17 @@ from .config import CurvatureConfig
 from .factor_rule import FactorRule
 from .layers import Layer, Matrix, find_matrices
 from .layers.base import FactoredLayer, Settings, parameter_names
-from .structures import LARGE, Structure, check_structure, groups_for, largest_dense, unmatched
+from .structures import (
+    INNER,
+    LARGE,
+    SHORT,
+    Structure,
+    check_structure,
+    groups_for,
+    inner_sizes,
+    largest_dense,
+    unmatched,
+)
 
 WRAPPERS = ("_orig_mod.", "module.")
 """What ``torch.compile`` and ``DistributedDataParallel`` put before the names of a model."""
@@ -61,8 +71,10 @@ class LayerRegistry:
     def _find_matrices(self, apart: Collection[nn.Parameter]) -> None:
         found = find_matrices(self._model, self._bare, self._average, apart)
         self._matrices = {matrix.layer.weight: matrix for matrix in found}
-        linear = ((m.layer.blocks, m.layer.d, m.layer.p) for m in found if _is_linear(m.layer))
-        self._largest_dense = largest_dense(linear, trained=sum(m.layer.size for m in found))
+        linear = [m.layer for m in found if _is_linear(m.layer)]
+        shapes = ((layer.blocks, layer.d, layer.p) for layer in linear)
+        self._largest_dense = largest_dense(shapes, trained=sum(m.layer.size for m in found))
+        self._inner_sizes = inner_sizes((_inputs(layer), layer.d) for layer in linear)
 
     def names(self) -> dict[nn.Parameter, str]:
         """The names of the model's parameters."""
@@ -115,12 +127,20 @@ class LayerRegistry:
 
     def _new_layer(self, matrix: Matrix, settings: Settings) -> FactoredLayer:
         layer, name = matrix.layer, self._plain_name(matrix.name)
-        largest = self._largest_dense if _is_linear(layer) else LARGE
+        largest = self._largest_dense_side(layer)
         left, right = groups_for(self._structure, name, layer.p, layer.d, self._max_dim, largest)
         if layer.takes_indices and not isinstance(left, Diagonal):
             left = Diagonal(layer.p)
         pair = self._rule.pair((left, right), layer.weight.dtype, settings)
         return FactoredLayer(-1, name, layer, [] if self._by_gradient else matrix.views, pair)
+
+    def _largest_dense_side(self, layer: Layer) -> int:
+        """The size up to which the long side of a layer is dense."""
+        if not _is_linear(layer):
+            return LARGE
+        sides = _inputs(layer), layer.d
+        is_inner = max(sides) in self._inner_sizes and min(sides) >= SHORT
+        return min(self._largest_dense, INNER) if is_inner else self._largest_dense
 
     def add(self, layers: list[FactoredLayer]) -> None:
         """Take new layers; equal pairs of forms become one object."""
@@ -154,6 +174,11 @@ class LayerRegistry:
 def _is_linear(layer: Layer) -> bool:
     """Whether a layer is no convolution, whose kernels make its inputs long, and no embedding."""
     return not layer.has_axes and not layer.takes_indices
+
+
+def _inputs(layer: Layer) -> int:
+    """The number of inputs of a layer, without the one that multiplies its bias."""
+    return layer.p - (layer.bias is not None)
 
 
 def check_parameter(name: str, p: Tensor) -> None:

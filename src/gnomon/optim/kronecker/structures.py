@@ -19,6 +19,9 @@ AUTO = "auto"
 LONG, LARGE = 3.5, 640
 """A side that is more than so many times as long as the other one, and larger than this, has a diagonal factor with
 ``"auto"``."""
+INNER, SHORT = 256, 64
+"""The size above which a long side between two linear layers has a diagonal factor, if the other side has at least so
+many numbers: its dense factor does most of the work there. That of an adapter of rank 8 does not."""
 ROOM, TIMES = 2**21, 4
 """The numbers that dense factors of smaller long sides may have together, in all and over the trained numbers."""
 BLOCK = 32
@@ -97,6 +100,20 @@ def largest_dense(shapes: Iterable[tuple[int, int, int]], trained: int) -> int:
     sides = ((blocks, min(p, d), max(p, d)) for blocks, d, p in shapes)
     factors = sum(blocks * long**2 for blocks, short, long in sides if LONG * short < long <= LARGE)
     return 0 if factors > max(ROOM, TIMES * trained) else LARGE
+
+
+def inner_sizes(shapes: Iterable[tuple[int, int]]) -> set[int]:
+    """The numbers of outputs of linear layers ``(inputs, outputs)`` that a later one has as inputs.
+
+    The hidden layer of a transformer's perceptron is an example. Inputs of a whole model, which are correlated more
+    strongly than hidden units, and its outputs are not among them.
+    """
+    seen: set[int] = set()
+    inner: set[int] = set()
+    for inputs, outputs in shapes:
+        inner |= {inputs} & seen
+        seen.add(outputs)
+    return inner
 
 
 def unmatched(structure: Structure, names: list[str]) -> list[str]:

@@ -24,6 +24,9 @@ from .strategy import Alone
 FUSED = 16
 """The number of layers that one compiled function moves: calls of it take as long for one layer as for many, its
 compilation does not."""
+LEAST_WIDTH = 48
+"""The width below which steps are not longer: a layer of few inputs, as behind a bottleneck, would leave the region in
+which its gradient holds."""
 
 
 # ---------------------------------------------------------------------- rules
@@ -529,13 +532,15 @@ def step_lengths(moving: Sequence[Move]) -> tuple[float, ...]:
     """The root mean square of each layer's step at a learning rate of 1.
 
     It is ``step_rms sqrt(base_width / width)``, with the layer's number of inputs as its width, so that a step changes
-    the outputs of wide and narrow layers by about as much. An embedding, where one input is 1 and all others are 0, has
-    ``step_rms``.
+    the outputs of wide and narrow layers by about as much. Widths below :data:`LEAST_WIDTH` count as that. An
+    embedding, where one input is 1 and all others are 0, has ``step_rms``.
     """
 
     def length(layer: Layer, group: Settings) -> float:
         base = group.get("base_width")
-        return group["step_rms"] * (1.0 if base is None or layer.takes_indices else math.sqrt(base / layer.width))
+        if base is None or layer.takes_indices:
+            return group["step_rms"]
+        return group["step_rms"] * math.sqrt(base / max(layer.width, LEAST_WIDTH))
 
     return tuple(length(move.layer.layer, move.group) for move in moving)
 
