@@ -102,7 +102,7 @@ def test_which_layers_have_polar_factors():
     model = Net()
     optimizer = INGD(model)
     assert kinds(optimizer)["wide"] == 1  # nothing is known of the rows before the first step
-    moved(model, optimizer, torch.randint(11, (3, 6)))
+    moved(model, optimizer, torch.randint(11, (5, 6)))
     few = {"embed": None, "qkv": 3, "wide": 1, "narrow": 1, "conv": 1}
     assert few.items() <= kinds(optimizer).items()
     assert {kinds(optimizer)[f"attn.{name}"] for name in ("in_proj_weight", "out_proj")} == {1}

@@ -78,13 +78,12 @@ def test_factors_move_during_the_published_warm_up(preset, dtype):
 def test_factors_in_half_precision_end_within_two_percent(structure, dtype):
     """On average over the last steps, along B itself: polar factors of two runs that differ by rounding go apart.
 
-    Long steps of narrow layers do so too.
-
+    The run is so long that the first updates, which differ between the forms of a factor, are forgotten.
     benchmarks/precision.py has an autoencoder, a CNN and a GPT.
     """
-    settings = {"structure": structure, "polar": False, "base_width": None}
-    _, half = regression(250, precond_dtype=dtype, **settings)
-    assert sum(half[-50:]) == pytest.approx(sum(in_float32(250, **settings)[-50:]), rel=0.02)
+    settings = {"structure": structure, "polar": False}
+    _, half = regression(400, precond_dtype=dtype, **settings)
+    assert sum(half[-50:]) == pytest.approx(sum(in_float32(400, **settings)[-50:]), rel=0.02)
 
 
 @pytest.mark.parametrize("b1", [0.2, 0.5])

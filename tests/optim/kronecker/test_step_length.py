@@ -8,6 +8,7 @@ from torch import nn
 
 from gnomon.linalg import rms_of
 from gnomon.optim import INGD
+from gnomon.optim.kronecker.update_rules import LEAST_WIDTH
 from support.matrices import F64, close
 from support.perceptron import batches
 from support.teaching import teacher
@@ -39,7 +40,7 @@ def test_the_step_has_the_given_size():
 def test_steps_are_smaller_in_wider_layers(settings):
     """The root mean square of a step is ``step_rms sqrt(base_width / p)``, and ``step_rms`` in an embedding."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(20, 8), nn.Linear(8, 300), nn.Tanh(), nn.Linear(300, 4, bias=False))
+    model = nn.Sequential(nn.Embedding(20, 60), nn.Linear(60, 300), nn.Tanh(), nn.Linear(300, 4, bias=False))
     optimizer = INGD(model, 1e-2, weight_decay=0.0, **settings)
     step_rms, base = settings.get("step_rms", 0.5), settings.get("base_width", 128)
     before = [p.detach().clone() for p in model.parameters()]
@@ -48,7 +49,7 @@ def test_steps_are_smaller_in_wider_layers(settings):
     table, *first, second = (p.detach() - old for p, old in zip(model.parameters(), before, strict=True))
     first = torch.cat([first[0], first[1][:, None]], 1)
     lengths = [step.square().mean().sqrt().item() for step in (table, first, second)]
-    wanted = [1e-2 * step_rms * factor for factor in (1, math.sqrt(base / 9), math.sqrt(base / 300))]
+    wanted = [1e-2 * step_rms * factor for factor in (1, math.sqrt(base / 61), math.sqrt(base / 300))]
     assert lengths == pytest.approx(wanted, rel=1e-4)
 
 
@@ -56,15 +57,17 @@ def test_steps_are_smaller_in_wider_layers(settings):
     ("module", "width"),
     [
         (nn.Conv2d(64, 8, 3), 64),
-        (nn.Conv2d(3, 8, 3, bias=False), 9),
-        (nn.Conv2d(12, 12, 5, groups=12), 25),
-        (nn.Conv1d(16, 8, 4, groups=2), 8),
-        (nn.ConvTranspose2d(10, 4, 3), 10),
+        (nn.Conv2d(3, 8, 8, bias=False), 64),
+        (nn.Conv2d(12, 12, 7, groups=12), 49),
+        (nn.Conv1d(120, 8, 4, groups=2), 60),
+        (nn.ConvTranspose2d(50, 4, 3), 50),
+        (nn.Conv2d(3, 8, 3), LEAST_WIDTH),
+        (nn.Conv1d(16, 8, 4, groups=2), LEAST_WIDTH),
     ],
     ids=str,
 )
 def test_the_width_of_a_convolution(module, width):
-    """It is the larger one of the channels and the positions of a patch."""
+    """It is the larger one of the channels and the positions of a patch, and 48 at least."""
     optimizer = INGD(module, 1e-2, weight_decay=0.0)
     before = [p.detach().clone() for p in module.parameters()]
     module(torch.randn(4, module.in_channels, *(9,) * len(module.kernel_size))).square().mean().backward()

@@ -107,12 +107,10 @@ USUAL = {
         [nn.Linear(512, 512).requires_grad_(False), nn.Linear(512, 10)]
     ),
     "few features, a wide hidden layer": lambda: nn.Sequential(nn.Linear(10, 512), nn.ReLU(), nn.Linear(512, 1)),
-    "blocks of a transformer": lambda: nn.ModuleList(
-        [nn.Linear(160, size) for _ in range(12) for size in (480, 160, 640)] + [nn.Linear(640, 160) for _ in range(12)]
+    "blocks of narrow perceptrons": lambda: nn.ModuleList(
+        [nn.Linear(*s) for _ in range(12) for s in ((64, 256), (256, 64))]
     ),
-    "blocks of perceptrons": lambda: nn.ModuleList(
-        [nn.Linear(*s) for _ in range(12) for s in ((128, 512), (512, 128))]
-    ),
+    "an autoencoder": lambda: nn.Sequential(*(nn.Linear(*s) for s in ((640, 160), (160, 30), (30, 160), (160, 640)))),
     "convolutions": lambda: nn.ModuleList([nn.Conv2d(64, 64, 3) for _ in range(40)] + [nn.Linear(64, 10)]),
     "many outputs of one network": lambda: nn.ModuleList(
         [nn.Conv2d(128, 256, 3)] + [nn.Linear(256, 2) for _ in range(30)]
@@ -128,3 +126,22 @@ def test_usual_networks_are_dense_on_sides_up_to_640(name):
     sides = [side for row in small for side in (row.k, row.c) if int(side.split("(")[1].rstrip(")")) <= 640]
     assert sides
     assert all(side.startswith("Dense") for side in sides)
+
+
+def test_long_sides_between_two_layers_are_diagonal():
+    """Those of inputs and outputs of the model are not, nor those of adapters, nor queries, keys and values."""
+    with torch.device("meta"):
+        blocks = [nn.Linear(*s) for s in ((128, 384), (128, 128), (128, 512), (512, 128))]
+        model = nn.Sequential(nn.Linear(512, 128), *blocks, nn.Linear(128, 512), nn.Linear(512, 8), nn.Linear(8, 512))
+        optimizer = INGD(model)
+    found = [[str(form) for form in layer.pair] for layer in optimizer._layers.values()]
+    assert found == [
+        ["Dense(513)", "Dense(128)"],
+        ["Dense(129)", "Dense(384)"],
+        ["Dense(129)", "Dense(128)"],
+        ["Dense(129)", "Diagonal(512)"],
+        ["Diagonal(513)", "Dense(128)"],
+        ["Dense(129)", "Diagonal(512)"],
+        ["Dense(513)", "Dense(8)"],
+        ["Dense(9)", "Dense(512)"],
+    ]

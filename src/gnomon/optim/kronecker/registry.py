@@ -19,9 +19,9 @@ from .structures import (
     LARGE,
     SHORT,
     Structure,
+    between_layers,
     check_structure,
     groups_for,
-    inner_sizes,
     largest_dense,
     unmatched,
 )
@@ -74,7 +74,8 @@ class LayerRegistry:
         linear = [m.layer for m in found if _is_linear(m.layer)]
         shapes = ((layer.blocks, layer.d, layer.p) for layer in linear)
         self._largest_dense = largest_dense(shapes, trained=sum(m.layer.size for m in found))
-        self._inner_sizes = inner_sizes((_inputs(layer), layer.d) for layer in linear)
+        hidden = between_layers([(_inputs(layer), layer.d) for layer in linear])
+        self._hidden = {layer.weight: sides for layer, sides in zip(linear, hidden, strict=True)}
 
     def names(self) -> dict[nn.Parameter, str]:
         """The names of the model's parameters."""
@@ -138,9 +139,8 @@ class LayerRegistry:
         """The size up to which the long side of a layer is dense."""
         if not _is_linear(layer):
             return LARGE
-        sides = _inputs(layer), layer.d
-        is_inner = max(sides) in self._inner_sizes and min(sides) >= SHORT
-        return min(self._largest_dense, INNER) if is_inner else self._largest_dense
+        is_hidden = self._hidden[layer.weight][layer.d > layer.p]
+        return min(self._largest_dense, INNER) if is_hidden and min(layer.p, layer.d) >= SHORT else self._largest_dense
 
     def add(self, layers: list[FactoredLayer]) -> None:
         """Take new layers; equal pairs of forms become one object."""

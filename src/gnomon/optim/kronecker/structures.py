@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
@@ -19,9 +19,9 @@ AUTO = "auto"
 LONG, LARGE = 3.5, 640
 """A side that is more than so many times as long as the other one, and larger than this, has a diagonal factor with
 ``"auto"``."""
-INNER, SHORT = 256, 64
-"""The size above which a long side between two linear layers has a diagonal factor, if the other side has at least so
-many numbers: its dense factor does most of the work there. That of an adapter of rank 8 does not."""
+INNER, SHORT = 257, 64
+"""The size (with a bias) above which a long side between two linear layers has a diagonal factor, if the other side has
+at least so many numbers: its dense factor does most of the work there. That of an adapter of rank 8 does not."""
 ROOM, TIMES = 2**21, 4
 """The numbers that dense factors of smaller long sides may have together, in all and over the trained numbers."""
 BLOCK = 32
@@ -102,18 +102,15 @@ def largest_dense(shapes: Iterable[tuple[int, int, int]], trained: int) -> int:
     return 0 if factors > max(ROOM, TIMES * trained) else LARGE
 
 
-def inner_sizes(shapes: Iterable[tuple[int, int]]) -> set[int]:
-    """The numbers of outputs of linear layers ``(inputs, outputs)`` that a later one has as inputs.
+def between_layers(shapes: Sequence[tuple[int, int]]) -> list[tuple[bool, bool]]:
+    """For each of the linear layers ``(inputs, outputs)``, whether its inputs and its outputs are hidden units.
 
-    The hidden layer of a transformer's perceptron is an example. Inputs of a whole model, which are correlated more
-    strongly than hidden units, and its outputs are not among them.
+    Inputs are where an earlier layer has as many outputs, and outputs where a later one has as many inputs, as in the
+    perceptron of a transformer. Inputs of a whole model are correlated more strongly than hidden units.
     """
-    seen: set[int] = set()
-    inner: set[int] = set()
-    for inputs, outputs in shapes:
-        inner |= {inputs} & seen
-        seen.add(outputs)
-    return inner
+    first = {outputs: place for place, (_, outputs) in reversed([*enumerate(shapes)])}
+    last = {inputs: place for place, (inputs, _) in enumerate(shapes)}
+    return [(first.get(p, place) < place, last.get(d, place) > place) for place, (p, d) in enumerate(shapes)]
 
 
 def unmatched(structure: Structure, names: list[str]) -> list[str]:
