@@ -81,7 +81,7 @@ def test_factors_in_half_precision_end_within_two_percent(structure, dtype):
     The run is so long that the first updates, which differ between the forms of a factor, are forgotten.
     benchmarks/precision.py has an autoencoder, a CNN and a GPT.
     """
-    settings = {"structure": structure, "polar": False}
+    settings = {"structure": structure, "polar": False, "base_width": None}
     _, half = regression(400, precond_dtype=dtype, **settings)
     assert sum(half[-50:]) == pytest.approx(sum(in_float32(400, **settings)[-50:]), rel=0.02)
 
