@@ -120,6 +120,7 @@ def test_a_browser_shows_the_figures(made, tmp_path, width, scheme):
         assert 0.4 * width < chart_width <= width
         assert 0.5 * chart_width < chart_height < chart_width
     assert measures["page"] <= width  # nothing to scroll sideways
+    assert measures["cut"] == 0
     assert all(0 <= left < right <= width for left, right in measures["cells"])
     counts = {color: count for count, color in Image.open(view.picture()).convert("RGB").getcolors(1 << 24)}
     optimizers = [palette.of_optimizer(name) for name in network.RATES]

@@ -25,6 +25,10 @@ WIDE = Rows(
     ["method", *(f"number {i}" for i in range(8))],
     [["ours (INGD)", *["12.34 ± 0.56"] * 8], ["SGD", *["23.45 ± 0.67"] * 8]],
 )
+LONG = Rows(
+    ["method", "validation error at each rate", "chosen"],
+    [["SGD", "9.87 at 0.001, 6.54 at 0.01, 3.21 at 0.1", "0.1"]],
+)
 NARROW = Rows(["method", "lr"], [["ours (INGD)", "0.01"], ["SGD", "0.1"]])
 
 
@@ -33,6 +37,7 @@ def sample(runs=None):
         Claim("Ours is `better`.", ["It ends at 2 < 3."], "The claim holds."),
         Drawings(CHARTS, "Test error.", LINES),
         WIDE,
+        LONG,
         NARROW,
         Drawings({"map": MAP}, "Errors."),
         Text("A text."),
@@ -79,9 +84,9 @@ def test_a_document_of_runs_that_go_on_is_a_page_alone(tmp_path):
 
 def test_the_rows_of_a_wide_table_become_lists_on_narrow_screens():
     assert '<table class="wide">' in WIDE.html()
-    assert '<td data-column="number 7">12.34 ±&nbsp;0.56</td>' in WIDE.html()
+    assert '<td class="pair" data-column="number 7">12.34 ±&nbsp;0.56</td>' in WIDE.html()
     assert "<table>" in NARROW.html()
-    assert "<tr class='ours'><td class=\"words\"" in NARROW.html()
+    assert '<tr class="ours"><td class="words"' in NARROW.html()
 
 
 @pytest.mark.spawns
@@ -90,8 +95,9 @@ def test_the_rows_of_a_wide_table_become_lists_on_narrow_screens():
 def test_nothing_is_out_of_sight(tmp_path, width, scheme):
     measures = View(sample().html(), tmp_path, width, scheme).measures()
     assert measures["page"] <= width
+    assert measures["cut"] == 0
     assert all(0 <= left < right <= width for left, right in measures["cells"])
-    assert len(measures["cells"]) >= 2 * 9 + 2 * 2  # every cell is shown
+    assert len(measures["cells"]) >= 2 * 9 + 3 + 2 * 2  # every cell is shown
     (_, _, *first), (_, _, *second), _ = measures["charts"]
     beside, below = first[1] == second[1], first[0] == second[0]
     assert beside if width == 1200 else below

@@ -26,7 +26,7 @@ table { border-collapse: collapse; margin: 1rem 0; }
 th, td { padding: .35rem .9rem; text-align: right; border-bottom: 1px solid var(--line); white-space: nowrap;
   font-variant-numeric: tabular-nums; }
 th { font-size: .85rem; color: var(--soft); font-weight: 600; vertical-align: bottom; }
-th, td.words, table.wide td { white-space: normal; } th.words, td.words { text-align: left; }
+th, td.words, td.pair { white-space: normal; } th.words, td.words { text-align: left; }
 th:first-child, td:first-child { padding-left: .2rem; } tr.ours { font-weight: 600; }
 .charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 24rem), 1fr)); gap: .5rem 2rem; }
 .chart { display: block; width: 100%; height: auto; } .chart text { font-family: inherit !important; }
@@ -41,14 +41,15 @@ figure { margin: 0; } figcaption { color: var(--soft); font-size: .85rem; margin
 .claim { max-width: 52rem; } .claim dt { font-weight: 600; margin-top: .7rem; } .claim dd { margin: .1rem 0 0; }
 @media (max-width: 60rem) { table.wide thead { display: none; } table.wide, table.wide tbody { display: block; }
   table.wide tr { display: block; padding: .5rem 0; border-bottom: 1px solid var(--line); }
-  table.wide td { display: flex; justify-content: space-between; gap: 1rem; padding: .05rem 0; border: 0; }
+  table.wide td { display: flex; justify-content: space-between; gap: 1rem; padding: .05rem 0; border: 0;
+    white-space: normal; }
   table.wide td:not(:first-child)::before { content: attr(data-column); color: var(--soft); font-weight: 400;
     text-align: left; }
   table.wide td:first-child { font-weight: 600; } table.wide td:empty { display: none; }
   table.wide td.words:not(:first-child) { text-align: right; } }
 @media (max-width: 40rem) { body { padding: 1.2rem 1rem 2rem; font-size: 15px; } h1 { font-size: 1.5rem; }
   table { font-size: .76rem; } th { font-size: .68rem; } th, td { padding: .35rem .18rem; }
-  table.wide { font-size: .9rem; } pre { padding: .7rem; } }
+  table.wide { font-size: .9rem; } pre { padding: .7rem; white-space: pre-wrap; } }
 """
 )
 
@@ -63,31 +64,37 @@ def table(header: list[str], rows: list[list[str]], ours: str = "ours") -> str:
     screen each row of a wide table is a list, so that no column is out of sight.
     """
     words = [any(row[i][:1].isalpha() for row in rows) for i in range(len(header))]
-    marks = [' class="words"' if wordy else "" for wordy in words]
-    head = "".join(f"<th{mark}>{html.escape(cell)}</th>" for cell, mark in zip(header, marks, strict=True))
-    body = "".join(_row(header, row, marks, "ours" if row[0].startswith(ours) else "") for row in rows)
+    head = "".join(
+        f"<th{_kind('words' * wordy)}>{html.escape(name)}</th>" for name, wordy in zip(header, words, strict=True)
+    )
+    body = "".join(_row(header, row, words, "ours" * row[0].startswith(ours)) for row in rows)
     widths = [least_width(name, cells, wordy) for name, wordy, *cells in zip(header, words, *rows, strict=True)]
-    kind = ' class="wide"' if sum(widths) + len(widths) > NARROW else ""
+    kind = _kind("wide" * (sum(widths) + len(widths) > NARROW))
     return f"<table{kind}>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
 
 
-def _row(header: list[str], row: list[str], marks: list[str], kind: str) -> str:
+def _row(header: list[str], row: list[str], words: list[bool], kind: str) -> str:
     cells = "".join(
-        f'<td{mark} data-column="{html.escape(name)}">{_breakable(cell)}</td>'
-        for name, cell, mark in zip(header, row, marks, strict=True)
+        f'<td{_kind("words" if wordy else "pair" * ("±" in cell))} data-column="{html.escape(name)}">{_cell(cell)}</td>'
+        for name, cell, wordy in zip(header, row, words, strict=True)
     )
-    return f"<tr{kind and f' class={kind!r}'}>{cells}</tr>\n"
+    return f"<tr{_kind(kind)}>{cells}</tr>\n"
 
 
-def _breakable(cell: str) -> str:
+def _cell(text: str) -> str:
     """Return the HTML of a cell. It may break before a sign, but not after it."""
-    return html.escape(cell).replace("± ", "±&nbsp;")
+    return html.escape(text).replace("± ", "±&nbsp;")
+
+
+def _kind(name: str) -> str:
+    """Return the class of an element, if it has one."""
+    return f' class="{name}"' if name else ""
 
 
 # ---------------------------------------------------------------------- pieces
 def paragraph(text: str, kind: str = "") -> str:
     """Return a paragraph. Text between backticks is code."""
-    return f"<p{kind and f' class={kind!r}'}>{inline(text)}</p>\n"
+    return f"<p{_kind(kind)}>{inline(text)}</p>\n"
 
 
 def points(items: Iterable[str]) -> str:

@@ -77,7 +77,8 @@ class Line:
 class Chart:
     """Lines against one axis.
 
-    With ``log`` the y axis is logarithmic, with ``log_x`` the x axis. With ``whole`` the x axis has whole numbers only.
+    With ``log`` the y axis is logarithmic, with ``log_x`` the x axis. With ``from_zero`` the y axis begins at zero.
+    With ``whole`` the x axis has whole numbers only.
     """
 
     title: str
@@ -86,6 +87,7 @@ class Chart:
     y: str
     log: bool = False
     log_x: bool = False
+    from_zero: bool = False
     whole: bool = False
 
     def inline(self) -> str:
@@ -111,7 +113,10 @@ class Chart:
         return text.getvalue()
 
     def _scale(self, panel: Axes) -> None:
-        _scale_y(panel, self.lines, self.log)
+        if self.log:
+            _scale_y(panel, self.lines)
+        elif self.from_zero:
+            panel.set_ylim(bottom=0)
         if self.log_x:
             panel.set_xscale("log")
         else:
@@ -196,10 +201,8 @@ def plot(panel: Axes, line: Line) -> None:
         panel.fill_between(line.x, line.low, line.high, color=line.color.light, alpha=0.14, linewidth=0)
 
 
-def _scale_y(panel: Axes, lines: Sequence[Line], log: bool) -> None:
-    if not log:
-        panel.set_ylim(bottom=0)
-        return
+def _scale_y(panel: Axes, lines: Sequence[Line]) -> None:
+    """Make the y axis logarithmic."""
     panel.set_yscale("log")
     if _decades(lines) < 3:  # ticks at powers of ten alone would be too few
         panel.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
@@ -252,5 +255,5 @@ def legend(lines: Sequence[Line]) -> str:
 
 
 def _dash_array(line: Line) -> str:
-    lengths = " ".join(f"{1.4 * line.width * part:.1f}" for part in line.dashes)
+    lengths = " ".join(f"{1.6 * part:.1f}" for part in line.dashes)
     return f' stroke-dasharray="{lengths}"' if lengths else ""

@@ -189,10 +189,10 @@ def _posterior_section(posteriors: list[Posterior], table: str) -> str:
         "deviations or of a logarithm of a standard deviation; and the gradients of the density that were evaluated. "
         "Nothing was tuned: gnomon.vi.fit has its defaults."
     )
-    charts = [
-        Chart(unknown.capitalize(), [_density_line(p, unknown) for p in posteriors], "points in the test", "density")
-        for unknown in posteriors[0].marginals
-    ]
+    charts = []
+    for unknown in posteriors[0].marginals:
+        lines = [_density_line(posterior, unknown) for posterior in posteriors]
+        charts.append(Chart(unknown.capitalize(), lines, "points in the test", "density", from_zero=True))
     return _section(intro, "", charts, table, seen, small)
 
 

@@ -105,8 +105,8 @@ def of_the_preconditioner(results: Results) -> Claim:
     for form in forms:
         groups = results.groups(form)
         needed = {method: _fewest(groups, method) for method in dict.fromkeys(group[0].method for group in groups)}
-        counts = listed([f"{method} {_iterations(count)}" for method, count in needed.items()])
-        seen.append(f"Iterations until the gap is {SOLVED:g} of the first, {form} form: {counts}.")
+        counts = "; ".join(f"{method}: {_iterations(count)}" for method, count in needed.items())
+        seen.append(f"Iterations until the gap is {SOLVED:g} of the first, {form} form. {counts}.")
         seen += _momentum_of_the_preconditioner(form, groups)
         for method in needed:
             ahead.setdefault(method, []).extend([form] if needed[rosenbrock.OURS] < needed[method] else [])

@@ -10,7 +10,7 @@ from ..common.svg import DASHES, Chart, Line
 from ..common.trials import Curve
 from .results import Group, Results
 
-FLOOR, FLOOR_OF_GUESSES = 1e-13, 1e-6
+FLOOR, FLOOR_OF_GUESSES = 1e-13, 1e-4
 """Smaller shares of the initial gap are drawn at this value.
 
 They are rounding errors. Where the minimum is not known, the least loss that was found takes its place: the best run
@@ -34,8 +34,7 @@ def gap_chart(results: Results, groups: list[Group], axis: str, log_axis: bool) 
     widths = [max(3.2 - 0.35 * place, 1.2) for place in range(len(groups))]
     found = [_line(results, *pair, along, log_axis) for pair in zip(groups, widths, strict=True)]
     lines = [line for line in found if line is not None]
-    known = groups[0][0].minimum is not None
-    y = "gap, as a share of the first" if known else "gap to the least loss found, share of the first"
+    y = "gap, as a share of the first"
     return Chart(title, lines, label, y, log=True, log_x=log_axis, whole=axis == "iterations")
 
 

@@ -23,7 +23,7 @@ NAMES = {
     "cifar100": "CIFAR-100",
     "tiny-imagenet": "TinyImageNet-200",
     "imagenet-100": "ImageNet-100",
-    "gpt": "a small GPT on Python's source",
+    "gpt": "A small GPT on Python's source",
 }
 
 
@@ -126,9 +126,9 @@ class Report:
             *claims,
             Drawings(drawings, "Test error in % by learning rate and damping. Darker cells have larger errors."),
             Text(
-                f"Each cell is one short run ({_model(task.model)}, {task.train_limit or 0:,} samples, {task.epochs} "
-                f"epochs, batches of {task.batch_size}, seed {task.seed}). A method bears a setting where it gets "
-                f"right at least {tolerance.SHARE:.0%} of as many test samples as at its best with that preset. "
+                f"Each cell is one short run ({_model(task.model)}, {task.train_limit or 0:,} samples, epochs: "
+                f"{task.epochs}, batches of {task.batch_size}, seed {task.seed}). A method bears a setting where it "
+                f"gets right at least {tolerance.SHARE:.0%} of as many test samples as at its best with that preset. "
                 "In the paper's update the preconditioner moves slowly during the first 500 steps, so a run of this "
                 "length tests it for a part of its way only."
             ),

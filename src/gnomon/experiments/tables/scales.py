@@ -58,12 +58,12 @@ GRID_TASK = replace(SMALL_CIFAR, train_limit=4_480, test_limit=1_000, epochs=4, 
 SMALL_GPT = Config(model="gpt", data="python-text", train_limit=2_560, test_limit=1_000, epochs=10, batch_size=64)
 
 # These show that everything runs, and what a page looks like. The numbers are of networks that have hardly learned.
-TINY_CIFAR = replace(SMALL_CIFAR, train_limit=640, test_limit=500, epochs=3, batch_size=32)
+TINY_CIFAR = replace(SMALL_CIFAR, train_limit=800, test_limit=500, epochs=3, batch_size=32)
 TINY_GPT = replace(SMALL_GPT, train_limit=192, test_limit=64, epochs=3, batch_size=16)
 
 
 def _tiny(task: Config, grid: Grid | None = None) -> Scale:
-    return Scale((task,), ("sgd", "adamw", "soap", "kfac", "ingd"), settings=3, last=1, seeds=(1, 2), grid=grid)
+    return Scale((task,), SMALL_OPTIMIZERS, settings=3, last=1, seeds=(1, 2), grid=grid)
 
 
 TABLES: dict[str, dict[str, Scale]] = {

@@ -22,7 +22,7 @@ def claim(name: str, sections: list[Section]) -> Claim:
     for section in sections:
         model = models.MODELS[section.task.model].title
         seen += [f"{model}: {line}" for line in (*_order(section), *_beside_kfac(section), *_times(section))]
-        verdicts += [f"{model}: {line}" for line in (_better_than_kfac(section), _competitive(section))]
+        verdicts.append(f"{model}: {_better_than_kfac(section)} {_competitive(section)}")
     return Claim(_paper(name), seen or ["No optimizer has finished without divergence."], " ".join(verdicts))
 
 
@@ -47,10 +47,10 @@ def _order(section: Section) -> list[str]:
     means = _means(section)
     if "ingd" not in means or len(means) < 2:
         return []
-    rank = 1 + sum(value < means["ingd"] for value in means.values())
+    above = sum(value > means["ingd"] for value in means.values())
     return [
-        f"INGD ends at {section.number(means['ingd'])}{section.unit}, which is number {rank} of {len(means)} from the "
-        f"lowest {section.measure.removesuffix(' in %')}."
+        f"INGD ends at {section.number(means['ingd'])}{section.unit}. Of the {len(means) - 1} other optimizers {above} "
+        "end above it."
     ]
 
 
