@@ -69,6 +69,8 @@ def contestants(model: Model) -> list[Contestant]:
     return [
         UNIT,
         Contestant("AdamW", lambda m: AdamW(m.parameters(), lr=LR), "torch"),
+        _layerwise(INGD, "INGD", 10),
+        _ingd("low memory", 10, memory="low"),
         *_dense_ingd(model),
         *(_ingd(name, 10, structure=name) for name in NAMES if name != "dense"),
         _ingd("gradient", 10, curvature="gradient"),
