@@ -61,7 +61,8 @@ class INGD(KroneckerOptimizer):
         r = step_rms sqrt(base_width / width)     for a layer with so many inputs, counted as 48 at least
 
     Q is the polar factor of B, the orthogonal matrix nearest to it, for layers with a dense factor whose batches have
-    many rows, and B itself otherwise (:class:`~gnomon.optim.kronecker.polar.PolarDirections`).
+    many rows. Otherwise it is B itself, and r is half as large unless ``base_width`` is None
+    (:class:`~gnomon.optim.kronecker.polar.PolarDirections`).
 
     Beside that the defaults differ from the figure in what keeps it stable: curvature and damping are relative to the
     mean of the layer's curvature, so that the identity is a matched start and the scale of inputs and loss does not

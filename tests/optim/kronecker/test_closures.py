@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnomon.optim import INGD, KFAC
-from gnomon.optim.kronecker.update_rules import LEAST_WIDTH
+from gnomon.optim.kronecker.update_rules import LEAST_WIDTH, PLAIN
 from support.perceptron import batches, equal, objective, perceptron, train
 
 OPTIMIZERS = [INGD, KFAC]
@@ -47,7 +47,7 @@ def test_closures():
 def test_as_a_preconditioner_of_another_optimizer(kind):
     model, twin = perceptron(), perceptron()
     preconditioner = kind(model, precondition_only=True)
-    length = 0.5 * math.sqrt(128 / LEAST_WIDTH) if kind is INGD else 0.5
+    length = 0.5 * PLAIN * math.sqrt(128 / LEAST_WIDTH) if kind is INGD else 0.5
     plain = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     losses = []
     for x in batches(40):

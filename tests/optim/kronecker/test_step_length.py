@@ -8,7 +8,7 @@ from torch import nn
 
 from gnomon.linalg import rms_of
 from gnomon.optim import INGD
-from gnomon.optim.kronecker.update_rules import LEAST_WIDTH
+from gnomon.optim.kronecker.update_rules import LEAST_WIDTH, PLAIN
 from support.matrices import F64, close
 from support.perceptron import batches
 from support.teaching import teacher
@@ -38,11 +38,14 @@ def test_the_step_has_the_given_size():
 
 @pytest.mark.parametrize("settings", [{}, {"polar": False}, {"base_width": 32, "step_rms": 0.1}], ids=str)
 def test_steps_are_smaller_in_wider_layers(settings):
-    """The root mean square of a step is ``step_rms sqrt(base_width / p)``, and ``step_rms`` in an embedding."""
+    """The root mean square of a step is ``step_rms sqrt(base_width / p)``, half of it without polar factors, and
+    ``step_rms`` in an embedding.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(20, 60), nn.Linear(60, 300), nn.Tanh(), nn.Linear(300, 4, bias=False))
     optimizer = INGD(model, 1e-2, weight_decay=0.0, **settings)
     step_rms, base = settings.get("step_rms", 0.5), settings.get("base_width", 128)
+    base *= 1 if settings.get("polar", True) else PLAIN**2
     before = [p.detach().clone() for p in model.parameters()]
     model(torch.randint(20, (64,))).square().mean().backward()
     optimizer.step()

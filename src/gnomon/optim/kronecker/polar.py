@@ -53,7 +53,7 @@ class PolarDirections:
     def turn(self, layer: FactoredLayer) -> Turn | None:
         """None where the directions stay as they are, as where the rows of a batch do not pay for the iterations."""
         count, inner = self.count(layer), layer.layer
-        smaller = min(inner.d // max(count, 1), inner.p)
+        smaller = min(inner.d // max(count, 1), inner.p - (inner.bias is not None))
         pays = layer.rows == 0 or smaller <= MOST_SIDES * layer.rows
         return _turn(count, inner.bias is not None) if count and pays else None
 

@@ -27,6 +27,9 @@ compilation does not."""
 LEAST_WIDTH = 48
 """The width below which steps are not longer: a layer of few inputs, as behind a bottleneck, would leave the region in
 which its gradient holds."""
+PLAIN = 0.5
+"""The length of steps along averages over that of steps along polar factors. At equal root mean squares an average has
+a larger first singular value, which bounds the learning rate."""
 
 
 # ---------------------------------------------------------------------- rules
@@ -532,17 +535,18 @@ def step_lengths(moving: Sequence[Move]) -> tuple[float, ...]:
     """The root mean square of each layer's step at a learning rate of 1.
 
     It is ``step_rms sqrt(base_width / width)``, with the layer's number of inputs as its width, so that a step changes
-    the outputs of wide and narrow layers by about as much. Widths below :data:`LEAST_WIDTH` count as that. An
-    embedding, where one input is 1 and all others are 0, has ``step_rms``.
+    the outputs of wide and narrow layers by about as much. Widths below :data:`LEAST_WIDTH` count as that. A step along
+    an average itself is :data:`PLAIN` times as long as one along its polar factor. An embedding, where one input is 1
+    and all others are 0, has ``step_rms``.
     """
 
-    def length(layer: Layer, group: Settings) -> float:
-        base = group.get("base_width")
+    def length(move: Move) -> float:
+        layer, step_rms, base = move.layer.layer, move.group["step_rms"], move.group.get("base_width")
         if base is None or layer.takes_indices:
-            return group["step_rms"]
-        return group["step_rms"] * math.sqrt(base / max(layer.width, LEAST_WIDTH))
+            return step_rms
+        return step_rms * math.sqrt(base / max(layer.width, LEAST_WIDTH)) * (PLAIN if move.layer.turn is None else 1)
 
-    return tuple(length(move.layer.layer, move.group) for move in moving)
+    return tuple(length(move) for move in moving)
 
 
 def may_move(moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
