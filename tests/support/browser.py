@@ -20,7 +20,8 @@ const boxes = kind => [...document.querySelectorAll(kind)].map(one => one.getBou
 parent.document.body.dataset.measures = JSON.stringify({
   charts: boxes("svg.chart").map(box => [box.width, box.height, box.left, box.top]),
   cells: boxes("td, th").filter(box => box.width > 0).map(box => [box.left, box.right]),
-  cut: [...document.querySelectorAll("td, th, li, p, dd, pre")].filter(one => one.scrollWidth > one.clientWidth + 1).length,
+  cut: [...document.querySelectorAll("td, th, li, p, dd, pre")].filter(
+    one => one.scrollWidth > one.clientWidth + 1).length,
   ground: getComputedStyle(document.body).backgroundColor,
   page: document.documentElement.scrollWidth});
 </script>"""
