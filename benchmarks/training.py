@@ -45,12 +45,10 @@ DEFAULT = preset_arguments(INGD)["lr"]
 CURVE = 20  # points of a curve
 CHOSEN = (
     "All runs have one seed.\n\n"
-    "The figures favour INGD. Its defaults (learning rate, momentum, damping, weight decay, how often factors are "
-    "updated) were chosen on these three tasks, by the measures that are shown, the CNN's by its test error. Its three "
-    "rates were chosen after six had been run. The rate of dense factors, and that they have no momentum, were chosen "
-    "on the GPT of docs/results/gpt.md. The other optimizers had five rates each, and their own defaults for other "
-    "settings.\n\n"
-    "CPU seconds were measured in runs that took turns, with an earlier update of INGD that had momentum."
+    "The figures favour INGD. These tasks are among the development tasks of `gnomon bench quality`, by which its "
+    "defaults were chosen. Its three rates were chosen after six had been run. The other optimizers had five rates "
+    "each, and their own defaults for other settings. CPU seconds are of runs that took turns.\n\n"
+    "![Curves of the best runs](../docs/figures/training.png)"
 )
 
 

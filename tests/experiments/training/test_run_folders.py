@@ -210,7 +210,7 @@ def test_messages_speak_of_checkpoints_only_where_there_are_any(tmp_path, monkey
     assert "--resume" not in result.output
     run, _ = tiny_run(tmp_path / "other")
     monkeypatch.setattr(os, "replace", full)
-    with pytest.raises(TrainingError, match="is intact: go on with --resume"):
+    with pytest.raises(TrainingError, match="is intact: continue with --resume"):
         run.write_epochs([])
 
 

@@ -71,7 +71,7 @@ class RunFolder:
     def check_new(self) -> None:
         """Raise an error if the folder contains a run, or what is left of one."""
         if self.exists:
-            raise TrainingError(f"{self.path} holds a run; add --resume to go on with it, or choose another --output")
+            raise TrainingError(f"{self.path} holds a run; add --resume to continue it, or choose another --output")
         for file in (self.checkpoint, self._metrics):
             if file.exists():
                 raise TrainingError(
@@ -119,7 +119,7 @@ class RunFolder:
             if name not in free and getattr(begun, name) != value:
                 raise TrainingError(
                     f"the run in {self.path} was begun with {name} = {getattr(begun, name)}, not {value}; leave that "
-                    "out to go on with it, or choose another --output"
+                    "out to continue it, or choose another --output"
                 )
 
     # ------------------------------------------------------------------ checkpoints
@@ -167,7 +167,7 @@ class RunFolder:
             raise TrainingError(f"cannot read {self._metrics}: {error.strerror or error}; leave this run out") from None
         except (ValueError, TypeError) as error:
             raise TrainingError(
-                f"{self._metrics} is not the metrics of a run, or damaged ({error}); leave this run out, or go on with "
+                f"{self._metrics} is not the metrics of a run, or damaged ({error}); leave this run out, or continue with "
                 "it by --resume, which writes the file anew"
             ) from None
 
@@ -188,7 +188,7 @@ class RunFolder:
             yield
         except (OSError, RuntimeError) as error:  # torch's writer of archives raises RuntimeError
             reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
-            kept = " What was saved before is intact: go on with --resume" if self.has_checkpoint else ""
+            kept = " What was saved before is intact: continue with --resume" if self.has_checkpoint else ""
             raise TrainingError(
                 f"cannot write {self.path / name}: {reason}; make room or choose another --output.{kept}"
             ) from None
