@@ -167,8 +167,8 @@ class RunFolder:
             raise TrainingError(f"cannot read {self._metrics}: {error.strerror or error}; leave this run out") from None
         except (ValueError, TypeError) as error:
             raise TrainingError(
-                f"{self._metrics} is not the metrics of a run, or damaged ({error}); leave this run out, or continue with "
-                "it by --resume, which writes the file anew"
+                f"{self._metrics} is not the metrics of a run, or damaged ({error}); leave this run out, or continue it "
+                "with --resume, which writes the file anew"
             ) from None
 
     def write_epochs(self, epochs: list[Epoch]) -> None:
