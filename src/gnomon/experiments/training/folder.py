@@ -167,7 +167,7 @@ class RunFolder:
             raise TrainingError(f"cannot read {self._metrics}: {error.strerror or error}; leave this run out") from None
         except (ValueError, TypeError) as error:
             raise TrainingError(
-                f"{self._metrics} is not the metrics of a run, or damaged ({error}); leave this run out, or continue it "
+                f"{self._metrics} is not the metrics of a run, or damaged ({error}); leave it out, or continue it "
                 "with --resume, which writes the file anew"
             ) from None
 
