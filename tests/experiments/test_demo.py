@@ -3,11 +3,9 @@
 import importlib.util
 import io
 import re
-import signal
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -34,7 +32,7 @@ def command(*arguments, **options):
     )
 
 
-SMALL = demonstration.Scale(epochs=2, seeds=2, k=30, iterations=20)
+SMALL = demonstration.Scale(steps=20, seeds=2, k=30, iterations=20)
 
 
 @pytest.fixture(scope="module")
@@ -103,10 +101,19 @@ def test_the_arrow_is_nearer_to_the_posterior_than_the_mean_field():
 def test_goals_that_are_not_reached_are_told():
     _, rows = demonstration.matrix_table(demonstration.fit_matrices(SMALL, 0, lambda what: None))
     assert rows[0][3] == "> 20"
-    runs = demonstration.train_networks(replace(SMALL, epochs=1, seeds=1), 0, lambda what: None)
+    runs = demonstration.train_networks(replace(SMALL, steps=40, seeds=1), 0, lambda what: None)
     _, rows = demonstration.network_table(runs)
     assert rows[0][0] == "SGD"
-    assert rows[0][2:4] == ["-", "-"]
+    assert rows[0][3:5] == ["-", "-"]
+
+
+@pytest.mark.slow
+def test_ingd_needs_a_fraction_of_the_steps_of_adamw():
+    runs = demonstration.train_networks(demonstration.Scale(seeds=1), 1, lambda what: None)
+    ends = {one.contestant.name: one.final for one in runs}
+    ingd = runs[-1]
+    assert ends["ingd"] < 0.7 * ends["adamw"]
+    assert ingd.steps[ingd.place(ends["adamw"])] <= 80
 
 
 @pytest.mark.spawns
@@ -123,7 +130,7 @@ def test_a_browser_shows_the_figures(made, tmp_path, width, scheme):
     assert measures["cut"] == 0
     assert all(0 <= left < right <= width for left, right in measures["cells"])
     counts = {color: count for count, color in Image.open(view.picture()).convert("RGB").getcolors(1 << 24)}
-    optimizers = [palette.of_optimizer(name) for name in network.RATES]
+    optimizers = [palette.of_optimizer(one.name) for one in network.CONTESTANTS]
     others = [*demo_report.STRUCTURE_COLORS.values(), *demo_report.POSTERIOR_COLORS.values()]
     for color in (*optimizers, *others):
         drawn = ImageColor.getrgb(getattr(color, scheme))
@@ -151,7 +158,10 @@ def test_a_folder_that_cannot_be_written_is_one_line_before_the_work(tmp_path):
 
 
 def test_interrupting_is_one_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(network, "train", lambda config: SimpleNamespace(signal=signal.SIGINT))
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(network, "train", interrupted)
     result = CliRunner().invoke(main, ["demo", "--output", str(tmp_path)])
     assert result.exit_code == 130
     assert "Interrupted: no report was written." in result.output

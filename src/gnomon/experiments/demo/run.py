@@ -15,7 +15,7 @@ from ..common.progress import counting_progress
 from ..common.tables import titled_table
 from ..common.trials import SOLVED
 from .matrix import MOMENTA, fit_matrices, matrix_table
-from .network import RATES, network_table, train_networks
+from .network import CONTESTANTS, network_table, train_networks
 from .posterior import STRUCTURES, fit_posteriors, posterior_table
 from .report import report_page
 from .scale import Scale, Step
@@ -25,13 +25,13 @@ def demo(output: Path, seed: int = 0, scale: Scale | None = None, console: Conso
     """Run the experiments, print their tables and write the report. Return the path of the report."""
     console, scale = console or Console(), scale or Scale()
     _check_writable(output)
-    with _progress(console, total=len(RATES) * scale.seeds + 2 * len(MOMENTA) + 1 + len(STRUCTURES)) as step:
+    with _progress(console, total=len(CONTESTANTS) * scale.seeds + 2 * len(MOMENTA) + 1 + len(STRUCTURES)) as step:
         networks = train_networks(scale, seed, step)
         matrices = fit_matrices(scale, seed, step)
         posteriors = fit_posteriors(seed, step)
     tables = network_table(networks), matrix_table(matrices), posterior_table(posteriors)
     titles = (
-        "One network, four optimizers (digits, test error in %)",
+        "One network, four optimizers (squared error of a drawn digit)",
         f"One matrix, two structures (until the gap is {SOLVED:g} of the first)",
         "One posterior, two structures (eight schools)",
     )

@@ -16,7 +16,7 @@ Cells = tuple[list[str], list[list[str]]]
 class Scale:
     """The sizes of the first two experiments."""
 
-    epochs: int = 10
+    steps: int = 200
     seeds: int = 5
     k: int = 400
     iterations: int = 200
