@@ -95,6 +95,10 @@ def number(value: float | None, digits: int = 2) -> str:
     return f"{value:,.0f}" if value >= 1000 else f"{value:.{digits}f}"
 
 
+def bound(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.2f}"
+
+
 def count(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f}"
 
@@ -148,7 +152,7 @@ def _ratio(table: Table, chosen: dict[str, list[Record]], method: str, part: str
 
     Pathfinder ends by itself, with or without success: there only the posteriors count that it reached.
     """
-    ratios, bound = [], ""
+    ratios, at_least = [], ""
     for name, records in chosen.items():
         mine = table.get((name, MAIN), [])
         ours = median(mine, what + our_end) if mine and median(mine, what + TO_TARGET) is not None else None
@@ -156,10 +160,10 @@ def _ratio(table: Table, chosen: dict[str, list[Record]], method: str, part: str
         if ours is None or (theirs is None and method == PATHFINDER):
             continue
         if theirs is None:
-            bound = "at least "
+            at_least = "at least "
             theirs = max(records[0][what], 1e-9)
         ratios.append(theirs / ours)
-    return f"{bound}{geometric_mean(ratios):.1f}" if ratios else "-"
+    return f"{at_least}{geometric_mean(ratios):.1f}" if ratios else "-"
 
 
 def posteriors_table(table: Table, names: list[str], dims: dict[str, int]) -> str:
@@ -181,12 +185,15 @@ def posteriors_table(table: Table, names: list[str], dims: dict[str, int]) -> st
                 count(median(records, "evaluations")),
                 number(median(records, "seconds_to_target")),
                 number(statistics.median(record["khat"] or math.inf for record in records)),
+                bound(median(records, "elbo")),
+                bound(full["elbo"] if full else None),
                 _reached_or_error(full),
                 *(_reached_or_error(part[0] if part else None) for part in matched),
             ]
         )
     header = ["posterior", "half", "dim", "error, worst of 5", "evaluations", "to the end", "seconds", "k-hat"]
-    return report.table([*header, "Pyro, full rank", "batch and match", "from the mode"], rows)
+    others = ["bound", "Pyro's bound, full rank", "Pyro, full rank", "batch and match", "from the mode"]
+    return report.table([*header, *others], rows)
 
 
 def _reached_or_error(record: Record | None) -> str:
@@ -278,7 +285,8 @@ the reference's means.
 """
 EACH = """## Posterior by posterior
 
-Evaluations to within 0.2, or in brackets the error at the end. Half d is development, j is judgement.
+Evaluations to within 0.2, or in brackets the error at the end. Half d is development, j is judgement. Bounds are those
+at the end, from 10,000 draws, up to the constants that a model drops.
 """
 RATES = """## Rates and momentum
 

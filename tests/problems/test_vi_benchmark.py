@@ -87,4 +87,4 @@ def test_the_page_has_the_best_rate_and_lower_bounds_for_what_was_never_reached(
     assert "| AutoMultivariateNormal | 1 of 1 | 1 and 0 | 4,000 | 20.0 | 4.0 | 20.0 | 2.0 |" in page
     never = "at least 100.0 | at least 20.0 | at least 100.0 | at least 10.0"
     assert f"| batch and match | 0 of 1 | 0 and 0 | - | {never} |" in page
-    assert "| a-x | d | 3 | 0.10 | 200 | 1,000 | 0.20 | 0.50 | 4,000 | (5.0) |  |" in page
+    assert "| a-x | d | 3 | 0.10 | 200 | 1,000 | 0.20 | 0.50 | -1.00 | -1.00 | 4,000 | (5.0) |  |" in page
