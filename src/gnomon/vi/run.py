@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..manifolds import Gaussian
+from .density import DensityError
 from .estimate import Estimate, Estimator
 from .gradients import log_prob_of_noise, mean_of, push
 from .progress import Report
@@ -30,10 +31,6 @@ HOPELESS = 16
 
 class RunawayError(RuntimeError):
     """The approximation grows without bound: the density is not that of a proper posterior."""
-
-
-class DensityError(RuntimeError):
-    """The density or its gradient is not finite at the draws."""
 
 
 class Run:

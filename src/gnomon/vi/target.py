@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .density import Minibatches, batch_size
+from .density import DensityError, Minibatches, batch_size
 from .parameters import Parameters
 
 DIFFERENCE = 1e-4
@@ -119,6 +119,11 @@ class Target:
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             value = self(leaf, *batch)
+            if not value.requires_grad:
+                raise DensityError(
+                    "log_density has no gradient: its value does not depend on the unknowns, or is computed from them "
+                    "by something that torch does not differentiate, such as detach(), item() or NumPy"
+                )
             (gradient,) = torch.autograd.grad(value.sum(), leaf)
         self.gradient_evaluations += len(x)
         value = value.detach()
