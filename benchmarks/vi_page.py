@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import report
+import vi_picture
 from vi_methods import BUDGET, GUIDES, WITHIN, Record
 
 PAGE = Path(__file__).parent.parent / "docs" / "results" / "vi.md"
@@ -128,6 +129,17 @@ def summary(table: Table, names: list[str]) -> str:
     header = ["method", "within 0.2", "development and judgement", "median evaluations"]
     ratios = [f"{what}, times ours {end}" for what in ("evaluations", "seconds") for end in ("to 0.2", "to the end")]
     return report.table([*header, *ratios], rows)
+
+
+def spent_to_target(table: Table, names: list[str]) -> vi_picture.Spent:
+    """What each method took where it reached the target, for the picture."""
+    spent: vi_picture.Spent = {}
+    for method in (MAIN, *BASELINES):
+        chosen = [records for name in names if (records := _chosen(table, name, method))]
+        medians = {part: [median(records, part) for records in chosen] for part in vi_picture.PARTS}
+        if chosen:
+            spent[method] = {part: [x for x in values if x is not None] for part, values in medians.items()}
+    return spent
 
 
 def _chosen(table: Table, name: str, method: str) -> list[Record]:
@@ -307,6 +319,8 @@ LARGEST_RADON = """## The largest radon model
 slope that are independent given five globals. Beside it mean field and a full covariance, by the same fit and by
 Pyro's guides at the best of four rates, which end after 20,000 evaluations or 30 CPU seconds.
 """
+PICTURE = """![Posteriors within 0.2 of the reference, by gradient evaluations and by CPU time](vi.png)
+"""
 CONCLUSIONS = """A baseline that never reached the target counts with all that it spent, so its ratio is a lower
 bound.
 
@@ -333,11 +347,11 @@ density included. The least of five measurements, because other programs ran bes
 
 def steps_table(records: Iterable[Record]) -> str:
     rows = [
-        [record["structure"], str(record["draws"]), number(record["milliseconds"], 1)]
+        [record["structure"], record["gradients"], str(record["evaluations_a_step"]), number(record["milliseconds"], 1)]
         for record in records
         if "milliseconds" in record
     ]
-    return report.table(["structure", "draws a step", "milliseconds"], rows)
+    return report.table(["structure", "gradients", "evaluations a step", "milliseconds"], rows)
 
 
 def page(records: list[Record], names: list[str], local_names: list[str], dims: dict[str, int]) -> str:
@@ -350,6 +364,7 @@ def page(records: list[Record], names: list[str], local_names: list[str], dims: 
         f"Development: {', '.join(development)}.\n\nJudgement: {', '.join(judgement)}.\n",
         "## In short\n",
         summary(table, names) + "\n",
+        PICTURE,
         CONCLUSIONS,
         BEYOND,
         beyond(table, names) + "\n",
@@ -370,6 +385,8 @@ def page(records: list[Record], names: list[str], local_names: list[str], dims: 
 def write(records: list[Record], names: list[str], local_names: list[str], dims: dict[str, int]) -> None:
     """Write the page, and the summary into RESULTS.md."""
     PAGE.write_text(page(records, names, local_names, dims) + "\n")
+    spent = spent_to_target(by_posterior_and_method(records), names)
+    vi_picture.draw(spent, len(names), PAGE.with_suffix(".png"))
     machine = report.machine("pyro-ppl")
     short = summary(by_posterior_and_method(records), names)
     text = f"## Variational inference\n\n{machine}\n\n{short}\n\nMore is in docs/results/vi.md."

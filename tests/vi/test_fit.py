@@ -156,6 +156,9 @@ def test_batches_of_data_come_to_the_same_posterior():
     fit = gnomon.vi.fit(log_likelihood, 3, data=loader, log_prior=log_prior, seed=0, max_steps=400, tolerance=0.5)
     torch.testing.assert_close(fit.posterior.loc, whole.posterior.loc, atol=0.08, rtol=0)
     assert fit.elbo == pytest.approx(whole.elbo, abs=0.2)
+    with pytest.warns(UserWarning, match="take larger batches"):
+        early = gnomon.vi.fit(log_likelihood, 3, data=loader, log_prior=log_prior, seed=0, max_steps=8)
+    assert "take larger batches" in early.summary()
 
 
 def test_temperature_scales_the_covariance():
@@ -285,7 +288,6 @@ def test_a_density_that_is_never_finite_is_an_error():
         gnomon.vi.fit(lambda x: (x.sum(-1) - 1e6).log(), 2)
     with pytest.raises(gnomon.vi.DensityError, match="not finite at any draw"):
         gnomon.vi.fit(lambda x: torch.where((x == 0).all(-1), x.sum(-1), torch.nan), 2, start="zero")
-
 
     with pytest.raises(gnomon.vi.DensityError, match="not finite at any draw"):
         gnomon.vi.fit(lambda x: x.exp().sum(-1), 2, seed=0)

@@ -75,9 +75,9 @@ class Run:
     def _warn(self) -> None:
         gap, error = self.schedule.gap()
         warnings.warn(
-            f"the fit ended at max_steps={self.settings.max_steps} with an estimated gap of {gap:.3g} +- {error:.1g} "
-            f"nats to the best Gaussian of its structure (tolerance {self.schedule.tolerance:.3g}); raise max_steps or "
-            "draws, and look at summary()",
+            f"the fit ended at max_steps={self.settings.max_steps} with an estimated gap of {max(gap, 0):.3g} +- "
+            f"{error:.1g} nats to the best Gaussian of its structure (tolerance {self.schedule.tolerance:.3g}); "
+            f"{self.target.remedy}, and look at summary()",
             UserWarning,
             stacklevel=5,
         )

@@ -78,6 +78,11 @@ class Target:
         """A batch for each half of the draws; without data, nothing."""
         return ((), ()) if self.batches is None else (self.batches.next(), self.batches.next())
 
+    @property
+    def remedy(self) -> str:
+        """What helps where the noise of the gradients was too large for the steps to converge."""
+        return "raise max_steps or draws" if self.batches is None else "raise max_steps, or take larger batches"
+
     # ------------------------------------------------------------------ values
     def __call__(self, x: Tensor, *batch: Any) -> Tensor:
         """The log density at each row; where parameters leave their constraints it is not a number.
