@@ -288,8 +288,9 @@ def radon(table: Table) -> str:
 
 HALVES = """**Halves.** Every second name is development, the others are judgement. Defaults were chosen on the
 development half and on the hierarchical models. The judgement half was not untouched: that fits from one start end in
-a wrong mode on `hmm_drive_0` and `lotka_volterra` was seen before searches for other modes were added, and all
-posteriors were run before the last changes of when fits end and of the searches.
+a wrong mode on `hmm_drive_0` and `lotka_volterra` was seen before searches for other modes were added, all posteriors
+were run before the last changes of when fits end and of the searches, and a variant of the gradients was given up
+after all posteriors had been run with it.
 """
 BEYOND = """## Beyond 0.2
 
