@@ -104,9 +104,9 @@ def runs(method: str, name: str) -> Iterator[Run]:
         for rate in methods.RATES:
             yield {"method": method, "rate": rate, "seed": 0}, partial(vi_blackjax.full_rank, rate=rate, seed=0)
     elif method == STEPS:
-        for structure in ("arrow", "low_rank"):
-            label = {"method": method, "variant": structure, "seed": 0}
-            yield label, partial(ours.step_time, structure=structure)
+        for structure, gradients in (("arrow", "path"), ("arrow", "price"), ("low_rank", "path")):
+            label = {"method": method, "variant": f"{structure}, {gradients}", "seed": 0}
+            yield label, partial(ours.step_time, structure=structure, gradients=gradients)
     elif method == BEST:
         yield {"method": method, "seed": 0}, ours.best_gaussian
     else:

@@ -92,19 +92,20 @@ def _shortest(posterior: Posterior, whole: Record, seed: int, settings: dict[str
     return hits
 
 
-def step_time(posterior: Posterior, structure: str) -> Record:
+def step_time(posterior: Posterior, structure: str, gradients: str) -> Record:
     """CPU milliseconds of a step, from the difference of a long and a short fit that start at zero.
 
     The least of several: whatever else runs on the machine takes its share of the memory's bandwidth.
     """
     group = partial(groups.Arrow, rank=posterior.globals) if structure == "arrow" else structure
-    options = {"structure": group, "start": "zero", "evaluation_draws": 2}
+    options = {"structure": group, "start": "zero", "evaluation_draws": 2, "gradients": gradients}
     milliseconds = []
     for _ in range(TIMINGS):
         short, long = (timed_fit(posterior, 0, max_steps=steps, **options) for steps in (5, 25))
         milliseconds.append(1000 * (long[1] - short[1]) / 20)
     counts = long[0].history.gradient_evaluations
-    return {"error": None, "milliseconds": min(milliseconds), "draws": counts[-1] - counts[-2], "structure": structure}
+    what = {"structure": structure, "gradients": gradients, "evaluations_a_step": counts[-1] - counts[-2]}
+    return {"error": None, "milliseconds": min(milliseconds), **what}
 
 
 # ---------------------------------------------------------------------- the best Gaussian

@@ -6,6 +6,7 @@ import pytest
 import torch
 import vi_methods as methods
 import vi_page
+import vi_picture
 
 from gnomon.problems.posteriors import Parameter, Posterior, Reference
 from gnomon.problems.posteriors.transforms import POSITIVE
@@ -87,4 +88,33 @@ def test_the_page_has_the_best_rate_and_lower_bounds_for_what_was_never_reached(
     assert "| AutoMultivariateNormal | 1 of 1 | 1 and 0 | 4,000 | 20.0 | 4.0 | 20.0 | 2.0 |" in page
     never = "at least 100.0 | at least 20.0 | at least 100.0 | at least 10.0"
     assert f"| batch and match | 0 of 1 | 0 and 0 | - | {never} |" in page
-    assert "| a-x | d | 3 | 0.10 | 200 | 1,000 | 0.20 | 0.50 | 4,000 | (5.0) |  |" in page
+    assert "| a-x | d | 3 | 0.10 | 200 | 1,000 | 0.20 | 0.50 | -1.00 | -1.00 | 4,000 | (5.0) |  |" in page
+
+
+def test_the_page_has_bounds_of_hierarchical_models_and_times_of_steps():
+    step = {"structure": "arrow", "gradients": "path", "evaluations_a_step": 4, "milliseconds": 12.34, "error": None}
+    records = [
+        record("gnomon.vi", None, None, elbo=-3.0, structure="Arrow", steps=7),
+        record("gnomon.vi", None, None, elbo=-2.0, structure="Arrow", steps=9, seed=1),
+        {"posterior": "a-x", "method": "gnomon.vi, a step", "seed": 0, **step},
+    ]
+    page = vi_page.page(records, [], ["a-x"], {"a-x": 3})
+    assert "| a-x | 3 | gnomon.vi | Arrow | 7 | 20,000 | 20.0 | -3.00 \u00b1 0.10 | 0.50 |" in page
+    assert "| arrow | path | 4 | 12.3 |" in page
+
+
+def test_the_picture_has_what_a_method_took_where_it_reached_the_target(tmp_path):
+    records = [
+        *(record("gnomon.vi", 0.1, reached, seed=seed) for seed, reached in enumerate((100, 300, 200))),
+        record("AutoMultivariateNormal", 0.3, None, rate=0.1),
+        record("AutoMultivariateNormal", 0.1, 4000, rate=0.01),
+        record("batch and match", 5.0, None),
+    ]
+    spent = vi_page.spent_to_target(vi_page.by_posterior_and_method(records), ["a-x"])
+    assert spent == {
+        "gnomon.vi": {"evaluations_to_target": [200], "seconds_to_target": [0.2]},
+        "AutoMultivariateNormal": {"evaluations_to_target": [4000], "seconds_to_target": [4.0]},
+        "batch and match": {"evaluations_to_target": [], "seconds_to_target": []},
+    }
+    vi_picture.draw(spent, 1, tmp_path / "vi.png")
+    assert (tmp_path / "vi.png").stat().st_size > 1000

@@ -9,7 +9,19 @@ from torch.distributions import constraints
 from torch.utils.data import DataLoader, TensorDataset
 
 import gnomon
-from gnomon.groups import Arrow, Diagonal, LowRank, Triangular
+from gnomon.groups import (
+    Arrow,
+    BlockDiagonal,
+    BlockTriangular,
+    Dense,
+    Diagonal,
+    Fixed,
+    Heisenberg,
+    LowRank,
+    Toeplitz,
+    Triangular,
+)
+from gnomon.vi.start import fit_quadratic
 
 torch.manual_seed(0)
 D = 5
@@ -17,6 +29,18 @@ ROOT = torch.randn(D, D, dtype=torch.float64)
 PRECISION = ROOT @ ROOT.mT + 0.1 * torch.eye(D, dtype=torch.float64)
 MEAN = 3 * torch.randn(D, dtype=torch.float64)
 COVARIANCE = torch.linalg.inv(PRECISION)
+STRUCTURES = [
+    Diagonal(D),
+    Fixed(D),
+    Triangular,
+    Triangular(D, upper=True),
+    Arrow(D, 2),
+    Toeplitz(D),
+    Heisenberg(D, 1, 1),
+    BlockDiagonal(D, 3),
+    BlockTriangular((Dense(1), BlockDiagonal(4, 2))),
+    LowRank(D, 2),
+]
 EVIDENCE = 0.5 * D * math.log(2 * math.pi) - 0.5 * float(torch.logdet(PRECISION))
 
 
@@ -60,16 +84,23 @@ def test_options_lead_to_the_same_optimum(gradients, momentum):
 
 
 @pytest.mark.parametrize("form", ["covariance", "precision"])
-@pytest.mark.parametrize("structure", [Diagonal(D), Arrow(D, 2), LowRank(D, 2), Triangular], ids=str)
+@pytest.mark.parametrize("structure", STRUCTURES, ids=str)
 def test_structures_come_to_their_own_optimum(structure, form):
     fit = gnomon.vi.fit(gaussian, D, structure=structure, form=form, seed=0)
     q = fit.posterior
-    difference = q.loc - MEAN
-    closed = -0.5 * (PRECISION * q.covariance()).sum() - 0.5 * difference @ PRECISION @ difference + q.entropy()
-    assert fit.elbo == pytest.approx(float(closed), abs=6 * fit.elbo_error + 1e-6)
+    assert fit.elbo == pytest.approx(exact_bound(q), abs=6 * fit.elbo_error + 1e-6)
     if structure == Diagonal(D) and form == "covariance":  # mean field: variances are those given all others
         torch.testing.assert_close(q.covariance().diagonal(), 1 / PRECISION.diagonal(), rtol=0.1, atol=0)
-    assert fit.gap < 0.01
+    best = gnomon.Gaussian(q.structure, loc=MEAN, form=form, dtype=torch.float64)
+    fit_quadratic(best, PRECISION)
+    assert exact_bound(best) - exact_bound(q) < 0.01
+
+
+@torch.no_grad()
+def exact_bound(q):
+    """The ELBO of a Gaussian for the Gaussian target, in closed form."""
+    difference = q.loc - MEAN
+    return float(-0.5 * (PRECISION * q.covariance()).sum() - 0.5 * difference @ PRECISION @ difference + q.entropy())
 
 
 def test_functions_of_one_draw_are_mapped():
@@ -125,6 +156,9 @@ def test_batches_of_data_come_to_the_same_posterior():
     fit = gnomon.vi.fit(log_likelihood, 3, data=loader, log_prior=log_prior, seed=0, max_steps=400, tolerance=0.5)
     torch.testing.assert_close(fit.posterior.loc, whole.posterior.loc, atol=0.08, rtol=0)
     assert fit.elbo == pytest.approx(whole.elbo, abs=0.2)
+    with pytest.warns(UserWarning, match="take larger batches"):
+        early = gnomon.vi.fit(log_likelihood, 3, data=loader, log_prior=log_prior, seed=0, max_steps=8)
+    assert "take larger batches" in early.summary()
 
 
 def test_temperature_scales_the_covariance():
@@ -250,15 +284,34 @@ def test_draws_beyond_their_constraints_are_left_out_and_counted():
 
 
 def test_a_density_that_is_never_finite_is_an_error():
-    with pytest.raises(ValueError, match="not finite at zero"):
+    with pytest.raises(gnomon.vi.DensityError, match="not finite at zero"):
         gnomon.vi.fit(lambda x: (x.sum(-1) - 1e6).log(), 2)
     with pytest.raises(gnomon.vi.DensityError, match="not finite at any draw"):
         gnomon.vi.fit(lambda x: torch.where((x == 0).all(-1), x.sum(-1), torch.nan), 2, start="zero")
 
+    with pytest.raises(gnomon.vi.DensityError, match="not finite at any draw"):
+        gnomon.vi.fit(lambda x: x.exp().sum(-1), 2, seed=0)
 
-def test_an_improper_posterior_runs_away():
+
+def test_a_density_without_a_gradient_is_an_error():
+    for density in (lambda x: -x.detach().square().sum(-1), lambda x: torch.zeros(len(x), dtype=x.dtype)):
+        with pytest.raises(gnomon.vi.DensityError, match="has no gradient"):
+            gnomon.vi.fit(density, 2)
+
+
+@pytest.mark.parametrize("start", ["zero", "mode"])
+def test_an_improper_posterior_runs_away(start):
     with pytest.raises(gnomon.vi.RunawayError, match="coordinate 1"):
-        gnomon.vi.fit(lambda x: -0.5 * x[:, 0].square() + 0 * x[:, 1], 2, start="zero", structure="diagonal", seed=0)
+        gnomon.vi.fit(lambda x: -0.5 * x[:, 0].square() + 0 * x[:, 1], 2, start=start, structure="diagonal", seed=0)
+    with pytest.raises(gnomon.vi.RunawayError, match="runs away"):
+        gnomon.vi.fit(lambda x: x.sum(-1), 2, start=start, seed=0)
+
+
+def test_the_smallest_rates_of_single_precision_are_taken():
+    options = {"dtype": torch.float32, "start": "zero", "max_steps": 3}
+    with pytest.warns(UserWarning, match="max_steps"):
+        fit = gnomon.vi.fit(lambda x: -x.square().sum(-1), 3, rate=1e-39, **options)
+    assert bool(fit.posterior.frame.isfinite().all())
 
 
 def test_a_fit_that_does_not_converge_warns_and_says_so():
@@ -292,6 +345,11 @@ def test_a_fit_that_does_not_converge_warns_and_says_so():
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         gnomon.vi.fit(gaussian, **arguments)
+
+
+def test_an_unknown_setting_is_named():
+    with pytest.raises(TypeError, match="does not know the setting 'lr'; the settings are form, start"):
+        gnomon.vi.fit(gaussian, D, lr=0.1)
 
 
 @pytest.mark.parametrize(

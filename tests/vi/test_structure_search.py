@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 import gnomon
 from gnomon.groups import Arrow, BlockDiagonal, BlockTriangular, Dense, Diagonal
@@ -206,3 +208,26 @@ def test_many_locals_are_fitted_with_hessians():
     with pytest.warns(UserWarning, match="max_steps=2"):
         given = gnomon.vi.fit(posterior.log_density, 3000, structure=Arrow(3000, 5), start=fit.posterior, max_steps=2)
     assert given.gradients == "path"  # nobody has looked whether the Hessian is an arrow
+
+
+class LargestTensor(TorchDispatchMode):
+    """How many numbers the largest result of an operation has."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        result = operation(*args, **(kwargs or {}))
+        sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+        self.numbers = max([self.numbers, *sizes])
+        return result
+
+
+@pytest.mark.parametrize("structure", ["arrow", Arrow(5000, 5), "low_rank"], ids=str)
+@pytest.mark.filterwarnings("ignore:the fit ended at max_steps")
+def test_memory_is_proportional_to_the_number_of_unknowns(structure):
+    """From the search for a structure to the evaluation, no tensor has more than a few numbers for each unknown."""
+    posterior = posteriors.poisson_mixed_model(5000)
+    options = {"draws": 4, "evaluation_draws": 16, "searches": 0, "max_steps": 3, "seed": 0}
+    with LargestTensor() as largest:
+        gnomon.vi.fit(posterior.log_density, 5000, structure=structure, **options)
+    assert 16 * 5000 <= largest.numbers <= 24 * 5000

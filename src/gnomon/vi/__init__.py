@@ -6,11 +6,12 @@ print(fit.summary())
 
 from typing import Any
 
+from .density import DensityError
 from .fit import fit
 from .parameters import Parameters
 from .psis import pareto_smooth
 from .result import Fit
-from .run import DensityError, RunawayError
+from .run import RunawayError
 from .settings import Settings
 from .structure import Globals
 

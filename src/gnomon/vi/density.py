@@ -13,6 +13,10 @@ from .parameters import Parameters
 Density = Callable[..., Tensor]
 
 
+class DensityError(RuntimeError):
+    """The density or its gradient is not finite where it must be, or cannot be differentiated."""
+
+
 def batched(function: Density, parameters: Parameters, named: bool, like: Tensor, batch: tuple[Any, ...]) -> Density:
     """The function itself where it maps ``(draws, ...)`` to ``(draws,)``; otherwise the function of one draw, vmapped.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -57,6 +58,10 @@ def fit(
     A rate of 2 is a Newton step for a Gaussian target (:class:`gnomon.Gaussian` has the scale). The fit stops where the
     estimated gap to the best q of the family, plus two standard errors, is below ``tolerance``.
     """
+    unknown = settings.keys() - {field.name for field in fields(Settings)}
+    if unknown:
+        names = ", ".join(field.name for field in fields(Settings))
+        raise TypeError(f"fit() does not know the setting {min(unknown)!r}; the settings are {names}")
     checked = Settings(**settings)
     space, named = _space(dim, parameters)
     check_structure(structure, space.dim)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..manifolds import Gaussian
+from .density import DensityError
 from .estimate import Estimate, Estimator
 from .gradients import log_prob_of_noise, mean_of, push
 from .progress import Report
@@ -30,10 +31,6 @@ HOPELESS = 16
 
 class RunawayError(RuntimeError):
     """The approximation grows without bound: the density is not that of a proper posterior."""
-
-
-class DensityError(RuntimeError):
-    """The density or its gradient is not finite at the draws."""
 
 
 class Run:
@@ -78,9 +75,9 @@ class Run:
     def _warn(self) -> None:
         gap, error = self.schedule.gap()
         warnings.warn(
-            f"the fit ended at max_steps={self.settings.max_steps} with an estimated gap of {gap:.3g} +- {error:.1g} "
-            f"nats to the best Gaussian of its structure (tolerance {self.schedule.tolerance:.3g}); raise max_steps or "
-            "draws, and look at summary()",
+            f"the fit ended at max_steps={self.settings.max_steps} with an estimated gap of {max(gap, 0):.3g} +- "
+            f"{error:.1g} nats to the best Gaussian of its structure (tolerance {self.schedule.tolerance:.3g}); "
+            f"{self.target.remedy}, and look at summary()",
             UserWarning,
             stacklevel=5,
         )

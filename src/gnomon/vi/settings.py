@@ -85,7 +85,7 @@ class Settings:
         """Half a Newton step, or less where the draws are few for what a row of the factor has to learn."""
         if self.rate is not None:
             return self.rate
-        return min(LARGEST_RATE, draws * group.k / (2 * group.dim))
+        return min(LARGEST_RATE, draws * group.k / (2 * max(group.dim, 1)))
 
     def tolerance_for(self, dim: int) -> float:
         """In nats: a part of a standard error of every coordinate."""

@@ -13,6 +13,7 @@ from ..groups import Group, SymmetricOperator
 from ..manifolds import Gaussian
 from ..optim import LBFGS
 from ..optim.hessian import Hutchinson
+from .density import DensityError
 from .gradients import log_prob_of_noise, mean_of, price_gradient, push, squared_length
 from .result import Fit
 from .sampling import standard_draws
@@ -25,6 +26,8 @@ MODE_ITERATIONS = 100
 PROGRESS = 0.01
 """The search for the mode ends where its last iterations have brought less than this, in nats."""
 PATIENCE = 4
+BOUNDLESS = 1e100
+"""The search for the mode ends at a larger log density than this, before products of gradients overflow."""
 DENSE_HESSIAN = 400
 """Up to this dimension the start takes the whole Hessian at the mode."""
 DIAGONAL_SAMPLES = 8
@@ -94,7 +97,7 @@ class Beginning:
     def _gaussian(self, group: Group, mean: Tensor, precision: Tensor) -> Gaussian:
         """The Gaussian of this structure nearest to that of a given precision, a matrix or a diagonal."""
         diagonal = precision.diagonal() if precision.ndim == 2 else precision
-        q = Gaussian(group, loc=mean, init=1 / diagonal, form=self.settings.form, dtype=mean.dtype)
+        q = Gaussian(group, loc=mean, init=1 / diagonal, form=self.settings.form, dtype=mean.dtype, project=True)
         if precision.ndim == 2:
             fit_quadratic(q, precision)
         return q
@@ -183,7 +186,7 @@ def finite_point(target: Target, like: Tensor, generator: torch.Generator) -> Te
         if bool(target.scores(x.unsqueeze(0)).finite):
             return x
         x = (1 + trial) / 4 * torch.randn(target.dim, generator=generator, dtype=like.dtype, device=like.device)
-    raise ValueError(
+    raise DensityError(
         f"log_density or its gradient is not finite at zero and at {TRIALS - 1} random points near it; look at the "
         "density, or pass start=x, a point where it is finite"
     )
@@ -217,7 +220,7 @@ def find_mode(target: Target, x: Tensor, known: Callable[[Tensor], bool] = lambd
             middle = place.detach().clone()
         if iteration >= PATIENCE and losses[-1 - PATIENCE] - losses[-1] < PROGRESS:
             break
-        if known(place.detach()):
+        if losses[-1] < -BOUNDLESS or known(place.detach()):
             break
     return Search(middle, place.detach().clone(), iteration < MODE_ITERATIONS // 2)
 
@@ -228,9 +231,13 @@ def _is_among_draws(q: Gaussian, x: Tensor) -> bool:
 
 
 def positive_curvature(hessian: Tensor) -> Tensor:
-    """``-H`` with the magnitudes of its eigenvalues, in units of its diagonal: a precision, also off the mode."""
-    scale = hessian.diagonal().abs().clamp(min=1e-300).rsqrt()
-    values, vectors = torch.linalg.eigh(-scale.unsqueeze(-1) * hessian * scale)
+    """``-H`` with the magnitudes of its eigenvalues, in units of its diagonal: a precision, also off the mode.
+
+    Where the diagonal is zero the density is flat, and the precision is 1.
+    """
+    flat = hessian.diagonal() == 0
+    scale = hessian.diagonal().abs().masked_fill(flat, 1.0).rsqrt()
+    values, vectors = torch.linalg.eigh(flat.to(hessian).diag() - scale.unsqueeze(-1) * hessian * scale)
     values = values.abs().clamp(min=1e-10 * float(values.abs().max()))
     return (vectors * values) @ vectors.mT / scale.unsqueeze(-1) / scale
 

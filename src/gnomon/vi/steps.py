@@ -56,6 +56,7 @@ class NaturalSteps:
         if length > LONGEST_FACTOR_STEP:
             factor = times(LONGEST_FACTOR_STEP / length, factor)
         longest = LONGEST_MEAN_STEP * math.sqrt(2) / rate  # a step of the mean is F eta / sqrt(2)
+        longest = min(longest, torch.finfo(mean.dtype).max)
         mean = mean.clamp(-longest, longest)
         return (*factor, *gradient[cut:-1], mean)
 

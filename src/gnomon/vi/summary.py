@@ -41,7 +41,7 @@ def _about_steps(fit: Fit) -> str:
     family = f"the best Gaussian with the structure {fit.posterior.structure}"
     if fit.converged:
         return f"Converged after {cost}. {bound} It is about {gap} below {family}."
-    return f"NOT converged after {cost}. {bound} It is about {gap} below {family}; raise max_steps or draws."
+    return f"NOT converged after {cost}. {bound} It is about {gap} below {family}; {fit._target.remedy}."
 
 
 def _about_tail(khat: float) -> str:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .density import Minibatches, batch_size
+from .density import DensityError, Minibatches, batch_size
 from .parameters import Parameters
 
 DIFFERENCE = 1e-4
@@ -78,6 +78,11 @@ class Target:
         """A batch for each half of the draws; without data, nothing."""
         return ((), ()) if self.batches is None else (self.batches.next(), self.batches.next())
 
+    @property
+    def remedy(self) -> str:
+        """What helps where the noise of the gradients was too large for the steps to converge."""
+        return "raise max_steps or draws" if self.batches is None else "raise max_steps, or take larger batches"
+
     # ------------------------------------------------------------------ values
     def __call__(self, x: Tensor, *batch: Any) -> Tensor:
         """The log density at each row; where parameters leave their constraints it is not a number.
@@ -119,6 +124,11 @@ class Target:
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             value = self(leaf, *batch)
+            if not value.requires_grad:
+                raise DensityError(
+                    "log_density has no gradient: its value does not depend on the unknowns, or is computed from them "
+                    "by something that torch does not differentiate, such as detach(), item() or NumPy"
+                )
             (gradient,) = torch.autograd.grad(value.sum(), leaf)
         self.gradient_evaluations += len(x)
         value = value.detach()
