@@ -271,6 +271,26 @@ def spectral_norm(matrices: Tensor) -> Tensor:
     return peak[..., 0, 0] * torch.linalg.vector_norm(power, dim=(-2, -1)) ** 0.125
 
 
+POWERS = 8
+CHANCE = 1e-4
+"""One matrix in a hundred has a first eigenvector whose square along a random direction is below this, times 1 / k."""
+
+
+def spectral_bound(matrices: Tensor) -> Tensor:
+    """At least ``||M||_2`` of symmetric matrices, with a probability of 99%, by 8 products with a random vector x.
+
+    With the first eigenvector u it is ``|M^8 x| >= ||M||^8 |<u, x>|``. The bound is 1.5 to 2.5 times the norm.
+    """
+    k = matrices.shape[-1]
+    size = torch.linalg.vector_norm(matrices, dim=(-2, -1), keepdim=True).clamp(min=torch.finfo(matrices.dtype).tiny)
+    unit, start = matrices / size, probe(k, matrices.dtype, matrices.device)
+    x = start.expand(*matrices.shape[:-2], 1, k)
+    for _ in range(POWERS):
+        x = matmul(x, unit)
+    growth = torch.linalg.vector_norm(x, dim=-1, keepdim=True) / torch.linalg.vector_norm(start)
+    return (size * (growth * (k / CHANCE) ** 0.5) ** (1 / POWERS))[..., 0, 0]
+
+
 def spectral_norm_by_powers(
     apply: Callable[[Tensor], Tensor], apply_transposed: Callable[[Tensor], Tensor], start: Tensor
 ) -> Tensor:

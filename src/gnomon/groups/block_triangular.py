@@ -38,7 +38,10 @@ def _add_product(rows: Tensor, x: Tensor, y: Tensor) -> None:
 def _coupling_norm(coupling: Tensor) -> Tensor:
     """The spectral norm, from above; where neither side is small, the Frobenius norm."""
     tall = coupling if coupling.shape[-2] >= coupling.shape[-1] else coupling.mT
-    return spectral_norm(tall) if tall.shape[-1] <= SMALL_SIZE else torch.linalg.vector_norm(tall, dim=(-2, -1))
+    if tall.shape[-1] > SMALL_SIZE:
+        return torch.linalg.vector_norm(tall, dim=(-2, -1))
+    gram = matmul(tall.mT, tall)  # one pass over what is long
+    return spectral_norm(gram).sqrt() if bool(gram.isfinite().all()) else spectral_norm(tall)
 
 
 class BlockTriangular(Group):
@@ -411,8 +414,11 @@ class Affine(BlockTriangular):
 
         As a length of the mean's step the largest coordinate does not grow with their number.
         """
-        linear, shift = self.linear.stretch(eta[: len(self.linear.shapes)]), eta[-1].abs().amax((-2, -1))
-        return torch.maximum(linear, math.sqrt(0.5) * shift)
+        return torch.maximum(self.linear.stretch(eta[: len(self.linear.shapes)]), self.shift(eta))
+
+    def shift(self, eta: Element) -> Tensor:
+        """By how many standard deviations a coordinate of the whitened mean moves at most."""
+        return math.sqrt(0.5) * eta[-1].abs().amax((-2, -1))
 
     def exp(self, n: Element, order: int | None = None) -> Element:
         cut = len(self.linear.shapes)

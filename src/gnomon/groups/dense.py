@@ -11,11 +11,20 @@ from .base import Element, Group, positive_size
 
 def solve_rows(matrix: Tensor, rows: Tensor, transpose: bool) -> Tensor:
     """``M^-1 x`` (or ``M^-T x``) for each row, by LU in at least float32."""
-    wide = widen(matrix.mT if transpose else matrix)
-    # Expanded, because torch.linalg.solve takes a right-hand side with fewer dimensions for a batch of vectors.
-    batch = torch.broadcast_shapes(matrix.shape[:-2], rows.shape[:-2])
-    columns = widen(rows).mT.expand(*batch, rows.shape[-1], rows.shape[-2])
+    wide, columns = widen(matrix.mT if transpose else matrix), widen(rows).mT
+    if matrix.shape[:-2] != rows.shape[:-2]:
+        # Expanded, because torch.linalg.solve takes a right-hand side with fewer dimensions for a batch of vectors.
+        batch = torch.broadcast_shapes(matrix.shape[:-2], rows.shape[:-2])
+        columns = columns.expand(*batch, rows.shape[-1], rows.shape[-2])
     return torch.linalg.solve(wide, columns).mT.to(rows.dtype)
+
+
+def _plus_product(start: Tensor, x: Tensor, n: Tensor, scale: float, left: bool) -> Tensor:
+    """``A + scale X N``, or ``A + scale N X`` with ``left``."""
+    pair = (n, x) if left else (x, n)
+    if start.ndim == x.ndim == n.ndim == 2:
+        return torch.addmm(start, *pair, alpha=scale)
+    return torch.add(start, matmul(*pair), alpha=scale)
 
 
 class Dense(Group):
@@ -91,11 +100,10 @@ class Dense(Group):
     def retract(self, a: Element, eta: Element, order: int | None = 2, left: bool = False, sign: int = 1) -> Element:
         if order != 2:
             return super().retract(a, eta, order, left, sign)
-        # The general form with the scaling inside the sums: as few passes over memory as there can be.
+        # A + (A + A N / 2) N with the scaling inside the products: as few passes over memory as there can be.
         start, doubled = a[0], eta[0] + eta[0].mT
-        first = doubled @ start if left else start @ doubled
-        second = doubled @ first if left else first @ doubled
-        return (torch.add(start, first, alpha=0.25 * sign).add_(second, alpha=0.5 * 0.25**2),)
+        half = _plus_product(start, start, doubled, 0.125 * sign, left)
+        return (_plus_product(start, half, doubled, 0.25 * sign, left),)
 
     def transpose(self, a: Element) -> Element:
         return (a[0].mT,)

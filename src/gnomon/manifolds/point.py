@@ -73,12 +73,13 @@ class AtOrigin(torch.autograd.Function):
 class _Origin:
     """Knows, without reading the values, whether a tensor is the one last seen to be zero, and unchanged."""
 
-    __slots__ = ("identity", "memory", "version")
+    __slots__ = ("identity", "memory", "strayed", "version")
 
     def __init__(self) -> None:
-        self.identity = self.memory = self.version = -1
+        self.identity = self.memory = self.version = self.strayed = -1
 
     def mark(self, eta: Tensor) -> None:
+        self.strayed = -1  # the version at which the tensor was first seen to be elsewhere
         if not eta.is_inference():  # such tensors have no version
             self.identity, self.memory, self.version = id(eta), eta.data_ptr(), eta._version
 
@@ -118,6 +119,8 @@ class Point(nn.Module):
         """The blocks of the factor at the current coordinates; at the origin they share the frame's memory."""
         if not self._at_origin():
             return self._moved(self.frame, self.eta)
+        if not torch.is_grad_enabled():  # which is quicker than to find that nothing needs a gradient
+            return self.group.unpack(self.frame.detach())
         return AtOrigin.apply(self.eta, self.frame, self.group.unpack, self._pull_back, self._moved)
 
     def _moved(self, frame: Tensor, eta: Tensor) -> Element:
@@ -130,8 +133,9 @@ class Point(nn.Module):
     def _logdet(self) -> Tensor:
         """``log det tau``. Its gradient at the origin is a constant: nothing is inverted."""
         chart, unpack = self.chart, self.group.unpack
-        if isinstance(self.group, Marginal) or not self._at_origin():
-            return chart.logdet(self.element())
+        if isinstance(self.group, Marginal) or not torch.is_grad_enabled() or not self._at_origin():
+            with full_precision(self.frame):
+                return chart.logdet(self.element())
         (value,) = AtOrigin.apply(
             self.eta,
             self.frame,
@@ -148,11 +152,11 @@ class Point(nn.Module):
         return grads[0].view(grads[0].shape + (1,) * self._logdet_gradient.ndim) * self._logdet_gradient
 
     # ------------------------------------------------------------------ the moving frame
-    def fold(self) -> Tensor | None:
+    def fold(self, *, check: bool = True) -> Tensor | None:
         """``A <- A(eta)``, ``eta <- 0``. :func:`gnomon.moving_frame` calls it after each step.
 
         A batch element whose move would overflow stays where it is. Where there are any, the answer tells which ones
-        moved; otherwise it is None.
+        moved; otherwise it is None. Without ``check`` the caller knows that none would.
         """
         # The inner loop of every small problem: attribute look-ups of a module cost as much as a product here.
         frame: Tensor = self._buffers["frame"]  # type: ignore[assignment]
@@ -160,13 +164,12 @@ class Point(nn.Module):
         eta = coordinates.detach()  # shares the version counter, records no graph
         moved = self.chart.advance(frame, eta)
         movable = None
-        if not all_finite(moved):
+        if check and not all_finite(moved):
             movable = moved.isfinite().flatten(len(self.batch_shape)).all(-1)
             moved = moved.where(align(movable, moved), frame)
         frame.copy_(moved)
         eta.zero_()
         self._origin.mark(coordinates)
-        self._strayed = -1
         return movable
 
     @torch.no_grad()
@@ -206,11 +209,11 @@ class Point(nn.Module):
 
     def _notice_steps(self) -> None:
         """Warn where an optimizer has moved the coordinates twice and nothing has folded them."""
-        eta = self.eta
-        if not torch.is_grad_enabled() or point_of(eta) is not self or eta._version == self._strayed:
+        eta, origin = self.eta, self._origin
+        if not torch.is_grad_enabled() or point_of(eta) is not self or eta._version == origin.strayed:
             return
-        if self._strayed < 0 or not bool(eta.any()):
-            self._strayed = eta._version
+        if origin.strayed < 0 or not bool(eta.any()):
+            origin.strayed = eta._version
             return
         self._warned = True
         warnings.warn(
@@ -225,7 +228,7 @@ class Point(nn.Module):
         if point_of(self.eta) is None:  # a shallow copy shares the coordinates, and must not take them over
             _owners[self.eta] = weakref.ref(self)
         self._origin = _Origin()
-        self._strayed, self._warned = -1, False
+        self._warned = False
         self._logdet_gradient = None
         if not self.eta.is_meta and not bool(self.eta.any()):
             self._origin.mark(self.eta)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..groups import Dense, LowRank, Triangular
+from ..groups import Dense, LowRank, Square, Triangular
 from ..manifolds import Gaussian
 
 CHUNK = 2**20
@@ -120,9 +120,8 @@ class Objective:
         else:
             whitening, shift = group.apply(factor, eye, transpose=True).mT, vector
         trace = whitening.square().sum((-2, -1))
-        constant = self.logits.log_softmax(0) - 0.5 * (
-            components.logdet() + d * math.log(2 * math.pi) + self.floor * trace
-        )
+        logdet = Square(group, factor, components.form == "precision").logdet()
+        constant = self.logits.log_softmax(0) - 0.5 * (logdet + d * math.log(2 * math.pi) + self.floor * trace)
         wide = whitening.reshape(-1, d).T.contiguous()
 
         def density(rows: Tensor) -> Tensor:

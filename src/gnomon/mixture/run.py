@@ -98,8 +98,9 @@ def start(
 ) -> Run:
     """Means and covariances of samples that belong to components by shares ``(n, K)``, fitted by the structure.
 
-    Each covariance is averaged with the pooled one, which counts as ``d + 1`` samples: small clusters, whose own is
-    singular, then start with a sensible shape.
+    The covariance of a cluster with fewer than ``2 (d + 1)`` samples is averaged with the pooled one, which counts as
+    the samples that are lacking: small clusters, whose own is singular, then start with a sensible shape. Others start
+    as EM does.
     """
     n, d = z.shape
     shares = shares * (n * weights)[:, None]
@@ -108,7 +109,8 @@ def start(
     centres = pulled if means is None else means
     scatters = np.stack([((z - c) * s[:, None]).T @ (z - c) for c, s in zip(centres, shares.T, strict=True)])
     pooled = scatters.sum(0) / n
-    covariances = (scatters + (d + 1) * pooled) / (counts + d + 1)[:, None, None]
+    lacking = np.maximum(2 * (d + 1) - counts, 0)[:, None, None]
+    covariances = (scatters + lacking * pooled) / (counts[:, None, None] + lacking)
     if tied:
         covariances = np.broadcast_to(pooled, covariances.shape)
     matrices = torch.from_numpy(covariances + floor * np.eye(d))

@@ -25,6 +25,7 @@ from .step_bound import (
     bounded_share,
     greatest_length,
     hold_at_bound,
+    quick_stretch,
 )
 
 Transport = Literal["auto", "corrected", "none"]
@@ -254,8 +255,7 @@ class _MovingFrame(Optimizer):
         return _Follower(parameter, point, carries, by_bracket, may_scale)
 
     def _gradients_are_finite(self) -> bool:
-        gradients = [parameter.grad for parameter, *_ in self._manifold()]
-        return all_finite(*[gradient for gradient in gradients if gradient is not None])
+        return all_finite(*[grad for parameter, *_ in self._manifold() if (grad := parameter.grad) is not None])
 
     def _skip(self, what: str, stacklevel: int) -> None:
         if self.skipped_steps == 0:
@@ -274,22 +274,28 @@ class _MovingFrame(Optimizer):
             with full_precision(followers[0].parameter):
                 self._fold(stacklevel + 1)
                 return
+        radius = self._radius
+        short = 0.0 if radius is None else min(radius, DEFAULT_RADIUS)
         for parameter, point, carries, by_bracket, may_scale in followers:
             if parameter.grad is None and point.is_folded():
                 continue
             elementwise = may_scale and scales_elementwise(self, parameter)
             if elementwise:
                 carries = by_bracket = False
-            before = None
-            if self._max_step is not None:
-                before = self._guard.watch(point, self._bound(parameter, point.group, by_bracket))
+            before, safe = None, False
+            if radius is not None:
+                length = greatest_length(parameter.detach())
+                if length > short:
+                    length = self._bound(parameter, point.group, by_bracket, radius)
+                safe = self._guard.allows(point, length)
+                before = None if safe else self._guard.copy(point)
             elif by_bracket:
                 self._bound_for_bracket(parameter, point.group)
             if carries:
                 self._carry(parameter, point.chart)
             elif elementwise and isinstance(point.group, (Affine, LowRankAffine)):
                 self._rescale_mean(parameter, point.group, point.chart.order)
-            moved = point.fold()
+            moved = point.fold(check=not safe)
             if moved is not None:
                 self._stop(parameter, moved, "have overflowed", stacklevel + 1)
             if before is not None:
@@ -304,21 +310,20 @@ class _MovingFrame(Optimizer):
         self._skip(f"a point would {why}: it stays where it is and loses its momentum", stacklevel)
 
     @property
-    def _radius(self) -> float:
+    def _radius(self) -> float | None:
         if self._max_step != "auto":
-            assert self._max_step is not None
             return self._max_step
         return SEARCH_RADIUS if self.param_groups[0].get("line_search_fn") else AUTO_RADIUS
 
-    def _bound(self, parameter: Tensor, group: Group, by_bracket: bool) -> float:
+    def _bound(self, parameter: Tensor, group: Group, by_bracket: bool, radius: float) -> float:
         """Cut a step back to the radius, with its momentum; the answer is how long it is at most."""
-        radius, eta = self._radius, parameter.detach()
-        within, length = min(radius, DEFAULT_RADIUS), greatest_length(eta)
-        if length <= within:  # cheaper, and never less than the stretch
-            return length
-        stretch = group.stretch(group.unpack(eta))
+        eta = group.unpack(parameter.detach())
+        quick = quick_stretch(group, eta)
+        if quick is not None and float(quick.max()) <= min(radius, DEFAULT_RADIUS):
+            return float(quick.max())
+        stretch = group.stretch(eta)
         length = float(stretch.max())
-        if length > (within if by_bracket else radius):
+        if length > (min(radius, DEFAULT_RADIUS) if by_bracket else radius):
             forget_line_search(self)  # its pairs describe a path that was not taken, or too long for the bracket
         if length > radius:
             self._shorten(parameter, (radius / stretch).clamp(max=1))
@@ -326,10 +331,13 @@ class _MovingFrame(Optimizer):
 
     def _bound_trials(self) -> list[tuple[Tensor, Tensor]]:
         """Cut back what a line search is about to try; the answer tells which coordinates, and to which share."""
-        cut = []
-        for parameter, point, *_ in self._manifold() if self._max_step is not None else ():
-            if greatest_length(parameter.detach()) > self._radius:
-                share = bounded_share(point.group, parameter.detach(), self._radius)
+        cut: list[tuple[Tensor, Tensor]] = []
+        radius = self._radius
+        if radius is None:
+            return cut
+        for parameter, point, *_ in self._manifold():
+            if greatest_length(parameter.detach()) > radius:
+                share = bounded_share(point.group, parameter.detach(), radius)
                 parameter.detach().mul_(align(share, parameter).to(parameter.dtype))
                 cut.append((parameter, share))
         return cut

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..groups import Affine, Element, Group, LowRankAffine, Marginal
-from ..linalg import HALF, align, probe, spectral_norm_by_powers
+from ..groups import Affine, Dense, Element, Group, LowRankAffine, Marginal, Triangular
+from ..linalg import HALF, SMALL_SIZE, align, probe, spectral_bound, spectral_norm_by_powers, widen
 from ..manifolds import Point
 
 AUTO_RADIUS = 0.5
@@ -34,12 +34,24 @@ def greatest_length(coordinates: Tensor) -> float:
     The norm of all coordinates is no less than the geodesic length of each step, except that the factors of a Kronecker
     product have lengths of their own, which add up to at most sqrt(2) times it.
     """
-    if coordinates.dtype in HALF:
-        length = torch.linalg.vector_norm(coordinates, dtype=torch.float32).item()
-    else:  # a product is quicker than a norm
-        flat = coordinates.reshape(-1)
-        length = math.sqrt(torch.dot(flat, flat).item())
-    return SQRT_2 * length if length == length else math.inf
+    wide = torch.float32 if coordinates.dtype in HALF else None
+    length = SQRT_2 * torch.linalg.vector_norm(coordinates, dtype=wide).item()
+    return length if length == length else math.inf
+
+
+def quick_stretch(group: Group, eta: Element) -> Tensor | None:
+    """A bound on ``group.stretch(eta)`` in a small part of its time; None where that takes little time itself.
+
+    For large dense matrices the bound is one of probability: an unlucky step in a hundred exceeds it a little.
+    """
+    if isinstance(group, Affine):
+        linear = quick_stretch(group.linear, eta[: len(group.linear.shapes)])
+        return None if linear is None else torch.maximum(linear, group.shift(eta))
+    if group.k <= SMALL_SIZE or not isinstance(group, (Dense, Triangular)):
+        return None
+    n = widen(eta[0] if isinstance(group, Dense) else group.to_dense(group.scale(eta)))
+    norm = spectral_bound(n + n.mT).to(eta[0].dtype)
+    return 0.5 * norm if isinstance(group, Dense) else norm
 
 
 def bounded_share(group: Group, parameter: Tensor, radius: float) -> Tensor:
@@ -110,21 +122,26 @@ class ConditionGuard:
     def __init__(self) -> None:
         self._known: dict[int, tuple[int, float]] = {}  # a bound on the nearness of each frame as it was left
 
-    def watch(self, point: Point, length: float) -> Tensor | None:
-        """To be called before a fold: a copy of the frame, where a step of that length may lead too near."""
+    def allows(self, point: Point, length: float) -> bool:
+        """To be called before a fold: whether a step of that length surely leads to where the precision can hold it."""
         frame: Tensor = point._buffers["frame"]  # type: ignore[assignment]  # quicker than an attribute of a module
-        room = _room(frame.dtype)
+        room, before, known = _room(frame.dtype), frame._version, self._known.get(id(point))
         if not room:
-            return None
-        version, known = self._known.get(id(point), (-1, math.inf))
-        if version != frame._version:  # a new point, or somebody else has moved it
-            known = float(nearness(point.group, point.group.unpack(frame)).max()) if frame.numel() else 0.0
-        known += length / room
-        self._known[id(point)] = frame._version + 1, known  # a fold writes to the frame once
-        return frame.clone() if known > 1 else None
+            return False
+        if known is None or known[0] != before:  # a new point, or somebody else has moved it
+            near = float(nearness(point.group, point.group.unpack(frame)).max()) if frame.numel() else 0.0
+        else:
+            near = known[1]
+        near += length / room
+        self._known[id(point)] = before + 1, near  # a fold writes to the frame once
+        return near <= 1
+
+    def copy(self, point: Point) -> Tensor | None:
+        """The frame as it is, for :meth:`settle` after a step that is not surely allowed."""
+        return point.frame.clone() if _room(point.dtype) else None
 
     def settle(self, point: Point, before: Tensor) -> Tensor | None:
-        """To be called after a fold that was watched: elements that are too near, and nearer than before, go back.
+        """To be called after a fold, with a copy from before: elements too near, and nearer than before, go back.
 
         Where there are any, the answer tells which ones have moved; otherwise it is None.
         """
