@@ -71,7 +71,7 @@ class Diagonal(Group):
         return n[0].abs().amax(-1)
 
     def stretch(self, eta: Element) -> Tensor:
-        return eta[0].abs().amax(-1)
+        return torch.maximum(eta[0].amax(-1), -eta[0].amin(-1))  # without the memory of absolute values
 
     def transpose(self, a: Element) -> Element:
         return a

@@ -9,6 +9,7 @@ from torch import optim
 import gnomon
 from gnomon import groups as g
 from gnomon import riemannian
+from gnomon.optim.step_bound import quick_stretch
 from gnomon.problems import MetricNearness, random_spd
 from gnomon.testing import random_element
 from support.framed import Velocity, descend, generator
@@ -209,3 +210,45 @@ def test_installing_again_changes_the_settings():
     optimizer.step()
     change = torch.linalg.eigvalsh(point.matrix().detach()).log()
     torch.testing.assert_close(change, torch.full((3,), -0.5, dtype=torch.float64), rtol=0.1, atol=0.0)
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        g.Dense(80),
+        g.Triangular(80),
+        g.Affine(g.Dense(80)),
+        g.Affine(g.Triangular(80, upper=True)),
+        g.Dense(8),
+        g.Arrow(80),
+    ],
+    ids=repr,
+)
+def test_quick_bounds_are_above_the_stretch(group):
+    """So that steps are cut back as if it alone were known."""
+    torch.manual_seed(0)
+    eta = group.unpack(torch.randn(20, *group.storage_shape, dtype=torch.float64))
+    quick, stretch = quick_stretch(group, eta), group.stretch(eta)
+    if group.k < 64 or isinstance(group, g.Arrow):
+        assert quick is None
+        return
+    assert quick.shape == stretch.shape
+    assert bool((quick > 0.9 * stretch).all())
+    assert bool((quick < 3 * stretch).all())
+
+
+@pytest.mark.parametrize("form", ["outer", "inverse"])
+def test_steps_that_are_surely_short_are_as_those_that_are_looked_at(form):
+    """Neither a quick bound nor a fold without a look at its result changes a step."""
+    torch.manual_seed(0)
+    gradients = 0.02 * torch.randn(5, 80, 80, dtype=torch.float64)
+    ends = []
+    for max_step in ("auto", None):
+        point = gnomon.SPD(80, factor=form, dtype=torch.float64)
+        optimizer = gnomon.moving_frame(torch.optim.SGD(point.parameters(), lr=1.0, momentum=0.5), max_step=max_step)
+        for gradient in gradients:
+            point.eta.grad = gradient.clone()
+            assert gradient.norm() > 1
+            optimizer.step()
+        ends.append(point.frame)
+    assert torch.equal(*ends)
