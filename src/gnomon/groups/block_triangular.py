@@ -41,7 +41,9 @@ def _coupling_norm(coupling: Tensor) -> Tensor:
     if tall.shape[-1] > SMALL_SIZE:
         return torch.linalg.vector_norm(tall, dim=(-2, -1))
     gram = matmul(tall.mT, tall)  # one pass over what is long
-    return spectral_norm(gram).sqrt() if bool(gram.isfinite().all()) else spectral_norm(tall)
+    squares, info = gram.diagonal(dim1=-2, dim2=-1).sum(-1), torch.finfo(gram.dtype)
+    in_range = bool(((squares > info.tiny**0.5) & (squares < info.max**0.5)).all())
+    return spectral_norm(gram).sqrt() if in_range else spectral_norm(tall)
 
 
 class BlockTriangular(Group):
