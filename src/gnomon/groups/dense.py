@@ -19,12 +19,9 @@ def solve_rows(matrix: Tensor, rows: Tensor, transpose: bool) -> Tensor:
     return torch.linalg.solve(wide, columns).mT.to(rows.dtype)
 
 
-def _plus_product(start: Tensor, x: Tensor, n: Tensor, scale: float, left: bool) -> Tensor:
-    """``A + scale X N``, or ``A + scale N X`` with ``left``."""
-    pair = (n, x) if left else (x, n)
-    if start.ndim == x.ndim == n.ndim == 2:
-        return torch.addmm(start, *pair, alpha=scale)
-    return torch.add(start, matmul(*pair), alpha=scale)
+def _plus_product(start: Tensor, x: Tensor, y: Tensor, alpha: float) -> Tensor:
+    """``start + alpha x y`` of batches, for which there is no such function in torch."""
+    return torch.add(start, matmul(x, y), alpha=alpha)
 
 
 class Dense(Group):
@@ -102,8 +99,12 @@ class Dense(Group):
             return super().retract(a, eta, order, left, sign)
         # A + (A + A N / 2) N with the scaling inside the products: as few passes over memory as there can be.
         start, doubled = a[0], eta[0] + eta[0].mT
-        half = _plus_product(start, start, doubled, 0.125 * sign, left)
-        return (_plus_product(start, half, doubled, 0.25 * sign, left),)
+        plus_product = torch.addmm if start.ndim == doubled.ndim == 2 else _plus_product
+        if left:
+            half = plus_product(start, doubled, start, alpha=0.125 * sign)
+            return (plus_product(start, doubled, half, alpha=0.25 * sign),)
+        half = plus_product(start, start, doubled, alpha=0.125 * sign)
+        return (plus_product(start, half, doubled, alpha=0.25 * sign),)
 
     def transpose(self, a: Element) -> Element:
         return (a[0].mT,)

@@ -198,6 +198,8 @@ def by_rows(group: Group, a: Element, x: Tensor, operation: Callable[[Tensor], T
             "dimension; transpose x if its vectors are columns"
         )
     batch = group.batch_shape(a)
+    if not batch:  # by far the most frequent case, and a few microseconds quicker
+        return operation(x.reshape(-1, group.k)).reshape(x.shape)
     try:
         shape = torch.broadcast_shapes(x.shape[:-1], batch)
     except RuntimeError:

@@ -198,7 +198,8 @@ class Point(nn.Module):
 
     def _at_origin(self) -> bool:
         """Whether the short cuts at ``eta = 0`` may be taken."""
-        if torch.compiler.is_compiling() or _are_functorch_transforms_active() or self.frame.requires_grad:
+        frame: Tensor = self._buffers["frame"]  # type: ignore[assignment]  # quicker than an attribute of a module
+        if torch.compiler.is_compiling() or _are_functorch_transforms_active() or frame.requires_grad:
             return False
         if self._exploring:
             return not bool(self.eta.any())

@@ -134,6 +134,7 @@ class _Follower(NamedTuple):
 
     parameter: Tensor
     point: Point
+    guard: ConditionGuard
     carries: bool
     by_bracket: bool
     may_scale: bool
@@ -163,8 +164,8 @@ class _MovingFrame(Optimizer):
     def _install(self, transport: Transport, max_step: MaxStep) -> None:
         self._transport, self._max_step = transport, max_step
         self._corrected = transport == "corrected"
-        self._guard = ConditionGuard()
         self._followers: list[_Follower] | None = None  # looked up at the first step
+        self._radius: float | None = None if max_step == "auto" else max_step
 
     # ------------------------------------------------------------------ the step
     def step(self, *args: Any, **kwargs: Any) -> Any:
@@ -241,6 +242,8 @@ class _MovingFrame(Optimizer):
     def _manifold(self) -> list[_Follower]:
         if self._followers is None:
             self._followers = [self._follower(*found) for found in _find_points(self)]
+            if self._max_step == "auto":
+                self._radius = SEARCH_RADIUS if self.param_groups[0].get("line_search_fn") else AUTO_RADIUS
             if not self._followers:
                 raise RuntimeError(
                     "none of this optimizer's parameters belongs to a point any more; copy the model and "
@@ -252,7 +255,7 @@ class _MovingFrame(Optimizer):
         carries = self._transport != "none" and not point.group.trivial_transport
         by_bracket = carries and point.chart.carries_by_bracket(self._corrected)
         may_scale = self._transport == "auto" and (carries or isinstance(point.group, LowRankAffine))
-        return _Follower(parameter, point, carries, by_bracket, may_scale)
+        return _Follower(parameter, point, ConditionGuard(point), carries, by_bracket, may_scale)
 
     def _gradients_are_finite(self) -> bool:
         return all_finite(*[grad for parameter, *_ in self._manifold() if (grad := parameter.grad) is not None])
@@ -276,7 +279,7 @@ class _MovingFrame(Optimizer):
                 return
         radius = self._radius
         short = 0.0 if radius is None else min(radius, DEFAULT_RADIUS)
-        for parameter, point, carries, by_bracket, may_scale in followers:
+        for parameter, point, guard, carries, by_bracket, may_scale in followers:
             if parameter.grad is None and point.is_folded():
                 continue
             elementwise = may_scale and scales_elementwise(self, parameter)
@@ -287,8 +290,8 @@ class _MovingFrame(Optimizer):
                 length = greatest_length(parameter.detach())
                 if length > short:
                     length = self._bound(parameter, point.group, by_bracket, radius)
-                safe = self._guard.allows(point, length)
-                before = None if safe else self._guard.copy(point)
+                safe = guard.allows(length)
+                before = None if safe else guard.copy()
             elif by_bracket:
                 self._bound_for_bracket(parameter, point.group)
             if carries:
@@ -299,7 +302,7 @@ class _MovingFrame(Optimizer):
             if moved is not None:
                 self._stop(parameter, moved, "have overflowed", stacklevel + 1)
             if before is not None:
-                moved = self._guard.settle(point, before)
+                moved = guard.settle(before)
                 if moved is not None:
                     self._stop(parameter, moved, f"be too near to a singular matrix for {point.dtype}", stacklevel + 1)
 
@@ -308,12 +311,6 @@ class _MovingFrame(Optimizer):
             vector.mul_(align(moved, vector))
         forget_line_search(self)
         self._skip(f"a point would {why}: it stays where it is and loses its momentum", stacklevel)
-
-    @property
-    def _radius(self) -> float | None:
-        if self._max_step != "auto":
-            return self._max_step
-        return SEARCH_RADIUS if self.param_groups[0].get("line_search_fn") else AUTO_RADIUS
 
     def _bound(self, parameter: Tensor, group: Group, by_bracket: bool, radius: float) -> float:
         """Cut a step back to the radius, with its momentum; the answer is how long it is at most."""

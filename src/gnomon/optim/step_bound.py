@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..groups import Affine, Dense, Element, Group, LowRankAffine, Marginal, Triangular
+from ..groups import Affine, Dense, Element, Group, LowRankAffine, Marginal, Toeplitz, Triangular
 from ..linalg import HALF, SMALL_SIZE, align, probe, spectral_bound, spectral_norm_by_powers, widen
 from ..manifolds import Point
 
@@ -34,8 +34,7 @@ def greatest_length(coordinates: Tensor) -> float:
     The norm of all coordinates is no less than the geodesic length of each step, except that the factors of a Kronecker
     product have lengths of their own, which add up to at most sqrt(2) times it.
     """
-    wide = torch.float32 if coordinates.dtype in HALF else None
-    length = SQRT_2 * torch.linalg.vector_norm(coordinates, dtype=wide).item()
+    length = SQRT_2 * torch.linalg.vector_norm(widen(coordinates)).item()
     return length if length == length else math.inf
 
 
@@ -47,6 +46,8 @@ def quick_stretch(group: Group, eta: Element) -> Tensor | None:
     if isinstance(group, Affine):
         linear = quick_stretch(group.linear, eta[: len(group.linear.shapes)])
         return None if linear is None else torch.maximum(linear, group.shift(eta))
+    if isinstance(group, Toeplitz):
+        return group.quick_stretch(eta)
     if group.k <= SMALL_SIZE or not isinstance(group, (Dense, Triangular)):
         return None
     n = widen(eta[0] if isinstance(group, Dense) else group.to_dense(group.scale(eta)))
@@ -112,40 +113,47 @@ def _room(dtype: torch.dtype) -> float:
 
 
 class ConditionGuard:
-    """Keeps frames where their precision can hold them, at no cost far from there.
+    """Keeps a frame where its precision can hold it, at no cost far from there.
 
     A bounded step alone does not: a loss without a minimum drives a point to a singular matrix, step by step. As a step
     multiplies a condition number by at most e to its length, lengths are added up until the sum may have become too
     large. Only then is :func:`nearness` computed.
     """
 
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[int, float]] = {}  # a bound on the nearness of each frame as it was left
+    __slots__ = ("_frame", "_near", "_point", "_room", "_version")
 
-    def allows(self, point: Point, length: float) -> bool:
+    def __init__(self, point: Point) -> None:
+        self._point = point
+        self._leave(point.frame, -1, math.inf)
+
+    def _leave(self, frame: Tensor, version: int, near: float) -> None:
+        """Remember a bound on the nearness of a frame as it is left."""
+        self._frame, self._version, self._near, self._room = frame, version, near, _room(frame.dtype)
+
+    def allows(self, length: float) -> bool:
         """To be called before a fold: whether a step of that length surely leads to where the precision can hold it."""
-        frame: Tensor = point._buffers["frame"]  # type: ignore[assignment]  # quicker than an attribute of a module
-        room, before, known = _room(frame.dtype), frame._version, self._known.get(id(point))
-        if not room:
+        frame: Tensor = self._point._buffers["frame"]  # type: ignore[assignment]  # quicker than an attribute
+        version = frame._version
+        if self._frame is not frame or self._version != version:  # the first step, or somebody else has moved it
+            group = self._point.group
+            known = not _room(frame.dtype) or frame.numel() == 0
+            self._leave(frame, version, 0.0 if known else float(nearness(group, group.unpack(frame)).max()))
+        if not self._room:
             return False
-        if known is None or known[0] != before:  # a new point, or somebody else has moved it
-            near = float(nearness(point.group, point.group.unpack(frame)).max()) if frame.numel() else 0.0
-        else:
-            near = known[1]
-        near += length / room
-        self._known[id(point)] = before + 1, near  # a fold writes to the frame once
-        return near <= 1
+        self._near += length / self._room
+        self._version = version + 1  # a fold writes to the frame once
+        return self._near <= 1
 
-    def copy(self, point: Point) -> Tensor | None:
+    def copy(self) -> Tensor | None:
         """The frame as it is, for :meth:`settle` after a step that is not surely allowed."""
-        return point.frame.clone() if _room(point.dtype) else None
+        return self._point.frame.clone() if self._room else None
 
-    def settle(self, point: Point, before: Tensor) -> Tensor | None:
+    def settle(self, before: Tensor) -> Tensor | None:
         """To be called after a fold, with a copy from before: elements too near, and nearer than before, go back.
 
         Where there are any, the answer tells which ones have moved; otherwise it is None.
         """
-        frame, group = point.frame, point.group
+        frame, group = self._point.frame, self._point.group
         new = nearness(group, group.unpack(frame))
         refused = new > 1
         if bool(refused.any()):
@@ -153,5 +161,5 @@ class ConditionGuard:
             refused &= new > old
             new = torch.where(refused, old, new)
             frame.copy_(torch.where(align(refused, frame), before, frame))
-        self._known[id(point)] = frame._version, float(new.max())
+        self._leave(frame, frame._version, float(new.max()))
         return ~refused if bool(refused.any()) else None
