@@ -22,8 +22,12 @@ MOMENTUM = 0.9
 """Of mini-batch steps."""
 WARM_UP_GAIN = 1e-3
 """L-BFGS may take over from steps that gain less than this."""
-FAST = 0.5
+FAST = 0.65
 """EM goes on while each gain is less than this share of the one before: few iterations are left."""
+SMALL_GAIN = 1e-4
+"""L-BFGS takes over from slow steps that gain less than this, however little an iteration costs."""
+OVERHEAD = 5e6
+"""Multiplications in a pass over the data that takes as long as all else in a step of L-BFGS."""
 ROUNDING = 1e-9
 """An increase of the loss that says nothing."""
 
@@ -89,6 +93,8 @@ class FullBatch:
         self._by_em = objective.has_statistics and (tied or has_closed_form(components.structure, components.form))
         self._warm = self.settled = False
         self._gain = math.inf
+        passing = len(objective.z) * len(objective.logits) * components.d**2
+        self._patience = OVERHEAD / passing if self._by_em else 0.0  # slow steps that still are cheaper than L-BFGS
         self._here: Statistics | None = None
         self._loss: float | None = None  # at the current point
 
@@ -122,7 +128,9 @@ class FullBatch:
             after = self._evaluate()
         gain = before - after
         self.settled = self._by_em and gain <= ROUNDING
-        self._warm = not self._tied and gain < WARM_UP_GAIN and not gain < FAST * self._gain
+        if gain < WARM_UP_GAIN and not gain < FAST * self._gain:
+            self._warm = not self._tied and (self._patience < 1 or gain < SMALL_GAIN)
+            self._patience -= 1
         self._loss, self._gain = after, gain
         return before
 
