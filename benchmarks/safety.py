@@ -143,7 +143,7 @@ def run(objective: str, group: g.Group, form: str, name: str, lr: float) -> dict
             return elbo(point, 8 if step else 1000)
         return likelihood(point)
 
-    def closure() -> Tensor:
+    def closure() -> Any:
         optimizer.zero_grad()
         value = loss()
         value.backward()

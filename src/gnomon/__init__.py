@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from . import groups, optim, riemannian
-from .manifolds import SPD, Gaussian, StructuredNormal, averaged, kl_divergence
+from .manifolds import SPD, Gaussian, StructuredNormal, averaged, get_avg_fn, kl_divergence
 from .optim import moving_frame
 
 __version__ = "0.2.0"
@@ -21,6 +21,7 @@ __all__ = [
     "__version__",
     "averaged",
     "baselines",
+    "get_avg_fn",
     "groups",
     "kl_divergence",
     "moving_frame",

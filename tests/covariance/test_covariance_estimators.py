@@ -118,6 +118,41 @@ def test_weights_count_as_repetitions(estimator):
     np.testing.assert_allclose(np.asarray(weighted.covariance_), np.asarray(repeated.covariance_), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    "estimator",
+    [
+        StructuredCovariance("arrow", shrinkage=0.1),
+        StructuredCovariance("toeplitz", shrinkage=0.1, target="identity", form="precision"),
+        StructuredCovariance("dense", shrinkage=0.2, assume_centered=True),
+        FactorAnalysis(2),
+        GraphicalModel(shrinkage=0.0),
+    ],
+)
+def test_rows_that_come_in_parts_are_fitted_as_all_at_once(estimator):
+    X, weights = rows(90) + 1e3, np.random.RandomState(1).uniform(size=90)
+    whole, parts = clone(estimator).fit(X, sample_weight=weights), clone(estimator)
+    for _ in range(2):  # fit forgets what was there before
+        parts.fit(rows(20, seed=3))
+        for part in (slice(0, 30), slice(30, 80), slice(80, 90)):
+            parts.partial_fit(X[part], sample_weight=weights[part])
+        np.testing.assert_allclose(parts.location_, whole.location_)
+        np.testing.assert_allclose(np.asarray(parts.covariance_), np.asarray(whole.covariance_), rtol=1e-5, atol=1e-6)
+        assert parts.score(X) == pytest.approx(whole.score(X), abs=1e-7)
+
+
+def test_parts_need_all_that_cross_validation_would_find():
+    for estimator in (StructuredCovariance(), StructuredCovariance("dense"), GraphicalModel()):
+        assert not hasattr(estimator, "partial_fit")
+    with pytest.raises(AttributeError) as error:
+        StructuredCovariance().partial_fit(rows())
+    assert "give the shrinkage and the structure" in str(error.value.__cause__)
+    model = StructuredCovariance("dense", shrinkage=0.0).partial_fit(rows())
+    fitted = model.covariance_.to_dense()
+    with pytest.raises(ValueError, match="NaN"):
+        model.partial_fit(np.full((2, 6), np.nan))
+    np.testing.assert_array_equal(model.covariance_.to_dense(), fitted)
+
+
 def test_cross_validation_prefers_what_is_true():
     rng = np.random.RandomState(0)
     hub = rng.standard_normal((60, 1))

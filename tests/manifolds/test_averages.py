@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 import gnomon
 from gnomon import groups as g
@@ -101,7 +102,39 @@ def test_assigning_parts_of_a_gaussian(form):
     torch.testing.assert_close(q.covariance().detach(), torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
 
 
+@pytest.mark.parametrize("decay", [None, 0.7])
+def test_an_average_function_for_a_model_of_torch(decay):
+    """As the averaged model, for whoever builds torch's own."""
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model.q = gnomon.Gaussian(g.Arrow(3))
+    model.tau = gnomon.SPD(g.Triangular(3), factor="inverse")
+    mine = AveragedModel(model, avg_fn=gnomon.get_avg_fn(decay), use_buffers=True)
+    wanted = gnomon.averaged(model, decay=decay)
+    for i in (1.0, 4.0, 2.0):
+        model.q.assign_(i, loc=torch.full((3,), i))
+        model.tau.assign_(random_point(g.Triangular(3)).matrix().detach())
+        torch.nn.init.constant_(model[0].weight, i)
+        model[1](torch.randn(5, 2))
+        mine.update_parameters(model)
+        wanted.update_parameters(model)
+    for point in ("q", "tau"):
+        torch.testing.assert_close(getattr(mine.module, point).frame, getattr(wanted.module, point).frame)
+        assert getattr(mine.module, point).is_folded()
+    torch.testing.assert_close(mine.module[0].weight, wanted.module[0].weight)
+    assert int(mine.module[1].num_batches_tracked) == 3
+
+
+def test_an_average_function_without_buffers_is_noticed():
+    point = gnomon.SPD(2)
+    average = AveragedModel(point, avg_fn=gnomon.get_avg_fn())
+    with pytest.raises(ValueError, match="AveragedModel needs use_buffers=True"):
+        for _ in range(3):
+            average.update_parameters(point)
+
+
 def test_bad_arguments_of_averages():
+    with pytest.raises(ValueError, match=r"decay must be None or a number from 0 to below 1, got -1\.0"):
+        gnomon.get_avg_fn(-1.0)
     with pytest.raises(ValueError, match=r"decay must be None or a number from 0 to below 1, got 1\.0"):
         gnomon.averaged(gnomon.SPD(2), decay=1.0)
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got list"):

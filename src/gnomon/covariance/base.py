@@ -13,6 +13,7 @@ from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
 from sklearn.model_selection import KFold, check_cv
 from sklearn.utils import check_random_state
+from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
@@ -21,11 +22,22 @@ from ..manifolds import Gaussian
 from .missing import squared_distances
 from .model import Model
 from .operator import StructuredMatrix
-from .sample import Sample, Target
+from .sample import LARGEST_DENSE, RunningSums, Sample, Summary, Target
 from .selection import Folds, Trial, fit, log_prob
 
 Array = NDArray[Any]
 TARGETS: tuple[Target, ...] = ("diagonal", "identity")
+
+
+def _needs_no_cross_validation(estimator: GaussianEstimator) -> bool:
+    """Whether ``partial_fit`` can be called."""
+    searched = ((estimator.shrinkage, "cv"), (getattr(estimator, "structure", None), "auto"))
+    if any(isinstance(value, str) and value == search for value, search in searched):
+        raise AttributeError(
+            "partial_fit keeps no rows for cross-validation; give the shrinkage and the structure, for example "
+            "shrinkage=0.1 and structure='arrow:2'"
+        )
+    return True
 
 
 class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
@@ -48,6 +60,7 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
     cv: Any
     random_state: Any
     gaussian_: Gaussian
+    _sums: RunningSums | None
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
@@ -55,15 +68,48 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         return tags
 
     # ------------------------------------------------------------------ fitting
+    def _family(self, k: int) -> Model:
+        """The family of Gaussians of k features that the arguments ask for."""
+        raise NotImplementedError
+
+    def _describe(self, trial: Trial) -> None:
+        """Set what an estimator has beside the attributes of all."""
+
+    @available_if(_needs_no_cross_validation)  # type: ignore[untyped-decorator]
+    def partial_fit(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> GaussianEstimator:
+        """Fit to the rows of ``X`` together with those of earlier calls; ``y`` is ignored.
+
+        Only sums of products of the rows are kept, and the fit is that of all rows at once: so large data can be read
+        in parts. :meth:`fit` forgets these sums, and its own rows are not among them. No value may be missing, and
+        the shrinkage and the structure must be given, because cross-validation needs all rows.
+        """
+        sums: RunningSums | None = getattr(self, "_sums", None)
+        data = validate_data(self, X, dtype=(np.float64, np.float32), reset=sums is None)
+        if data.shape[1] > LARGEST_DENSE:
+            raise ValueError(
+                f"partial_fit keeps a matrix of features times features, so that X may have at most {LARGEST_DENSE} "
+                f"features, got {data.shape[1]}; use fit"
+            )
+        model, weights, rows = self._family(data.shape[1]), self._weights(sample_weight, data), _tensor(data)
+        weights = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights
+        sums = (RunningSums.empty(rows, weights, self.assume_centered) if sums is None else sums).plus(rows, weights)
+        trial = self._choose(None, model)
+        self._keep(sums, trial)
+        self._describe(trial)
+        self._sums = sums
+        return self
+
+    def _weights(self, sample_weight: ArrayLike | None, data: Array) -> Tensor | None:
+        if sample_weight is None:
+            return None
+        checked = _check_sample_weight(sample_weight, data, dtype=np.float64, ensure_non_negative=True)
+        return torch.from_numpy(np.array(checked))
+
     def _read(self, X: ArrayLike, sample_weight: ArrayLike | None) -> Sample:
         data = validate_data(
             self, X, dtype=(np.float64, np.float32), ensure_all_finite="allow-nan", ensure_min_samples=2
         )
-        weights = None
-        if sample_weight is not None:
-            checked = _check_sample_weight(sample_weight, data, dtype=np.float64, ensure_non_negative=True)
-            weights = torch.from_numpy(np.array(checked))
-        sample = Sample.of(_tensor(data), weights, self.assume_centered)
+        sample = Sample.of(_tensor(data), self._weights(sample_weight, data), self.assume_centered)
         self._check_features(sample)
         return sample
 
@@ -122,16 +168,18 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
             folds.trials.append(best)
         return best
 
-    def _keep(self, sample: Sample, trial: Trial) -> None:
+    def _keep(self, sample: Summary, trial: Trial) -> None:
+        """Set the attributes of all estimators."""
         try:
             self.gaussian_ = fit(sample, trial.model, trial.shrinkage, trial.target)
         except SingularMomentsError as error:
             raise ValueError(
-                f"{error}. X has {len(sample.rows)} rows and {sample.k} features; pass a positive shrinkage, "
+                f"{error}. X has {sample.count} rows and {sample.k} features; pass a positive shrinkage, "
                 "shrinkage='cv', or a structure with fewer parameters"
             ) from None
         self.location_: Array = self.gaussian_.loc.detach().numpy()
         self.shrinkage_, self.target_ = trial.shrinkage, trial.target
+        self._sums = None
 
     # ------------------------------------------------------------------ the fitted Gaussian
     @property

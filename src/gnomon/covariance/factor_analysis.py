@@ -14,7 +14,8 @@ from ..groups.base import positive_size
 from ..manifolds import Gaussian
 from .base import GaussianEstimator
 from .missing import patterns
-from .model import StructureModel
+from .model import Model, StructureModel
+from .selection import Trial
 
 Array = NDArray[Any]
 
@@ -60,22 +61,29 @@ class FactorAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Gaussian
 
     def fit(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> FactorAnalysis:
         """Fit to the rows of ``X``, in which NaN is a missing value; ``y`` is ignored."""
-        rank = positive_size("n_components", self.n_components)
+        positive_size("n_components", self.n_components)
         fixed = self._fixed_shrinkage()
         sample = self._read(X, sample_weight)
-        if rank >= sample.k:
+        trial = self._choose(self._folds(sample) if fixed is None else None, self._family(sample.k))
+        self._keep(sample, trial)
+        self._describe(trial)
+        return self
+
+    def _family(self, k: int) -> Model:
+        rank = positive_size("n_components", self.n_components)
+        if rank >= k:
             raise ValueError(
-                f"n_components={rank} must be below the number of features, n_features={sample.k}; as many factors as "
+                f"n_components={rank} must be below the number of features, n_features={k}; as many factors as "
                 "features are the full covariance, StructuredCovariance('dense')"
             )
-        model = StructureModel(LowRank(sample.k, rank), "covariance", f"lowrank:{rank}")
-        self._keep(sample, self._choose(self._folds(sample) if fixed is None else None, model))
+        return StructureModel(LowRank(k, rank), "covariance", f"lowrank:{rank}")
+
+    def _describe(self, trial: Trial) -> None:
         _turn(self.gaussian_)
         loadings, noise = _factors(self.gaussian_)
         self.components_: Array = loadings.mT.numpy().copy()
         self.noise_variance_: Array = noise.square().numpy()
         self.mean_ = self.location_
-        return self
 
     def transform(self, X: ArrayLike) -> Array:
         """The expected factors given what is observed of each row: ``(I + B^T C B)^-1 B^T C (x - mu)``, C = c^-2."""

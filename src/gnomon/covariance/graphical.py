@@ -15,8 +15,9 @@ from ..groups import Dense
 from ..groups.moments import Moments, SingularMomentsError
 from ..manifolds import Gaussian
 from .base import GaussianEstimator
-from .model import gaussian
+from .model import Model, gaussian
 from .operator import StructuredMatrix
+from .selection import Trial
 
 Array = NDArray[Any]
 
@@ -68,11 +69,18 @@ class GraphicalModel(GaussianEstimator):
         """Fit to the rows of ``X``, in which NaN is a missing value; ``y`` is ignored."""
         fixed = self._fixed_shrinkage()
         sample = self._read(X, sample_weight)
-        names = getattr(self, "feature_names_in_", None)
-        self.graph_ = as_graph(self.graph, sample.k, None if names is None else list(names))
-        folds = self._folds(sample) if fixed is None else None
-        self._keep(sample, self._choose(folds, GraphModel(self.graph_)))
+        trial = self._choose(self._folds(sample) if fixed is None else None, self._family(sample.k))
+        self._keep(sample, trial)
+        self._describe(trial)
         return self
+
+    def _family(self, k: int) -> Model:
+        names = getattr(self, "feature_names_in_", None)
+        return GraphModel(as_graph(self.graph, k, None if names is None else list(names)))
+
+    def _describe(self, trial: Trial) -> None:
+        assert isinstance(trial.model, GraphModel)
+        self.graph_ = trial.model.graph
 
     @property
     def precision_(self) -> StructuredMatrix:

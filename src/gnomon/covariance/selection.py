@@ -16,7 +16,7 @@ from ..groups.moments import SingularMomentsError
 from ..manifolds import Gaussian
 from .missing import fit_by_em, marginal_log_prob
 from .model import Model, StructureModel
-from .sample import LARGEST_DENSE, Sample, Target
+from .sample import LARGEST_DENSE, Sample, Summary, Target
 
 GRID = (0.0, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0)
 """The shrinkages that are tried."""
@@ -26,11 +26,11 @@ PATIENCE = 2
 """A family of structures is given up after so many members that are no better than the best before."""
 
 
-def fit(sample: Sample, model: Model, shrinkage: float, target: Target) -> Gaussian:
+def fit(sample: Summary, model: Model, shrinkage: float, target: Target) -> Gaussian:
     """The likeliest Gaussian of the family for shrunk moments."""
-    if sample.complete:
-        return model.fit(sample.moments(shrinkage, target), sample.mean)
-    return fit_by_em(sample, model, shrinkage, target)
+    if isinstance(sample, Sample) and not sample.complete:
+        return fit_by_em(sample, model, shrinkage, target)
+    return model.fit(sample.moments(shrinkage, target), sample.mean)
 
 
 @torch.no_grad()

@@ -10,7 +10,8 @@ from numpy.typing import ArrayLike
 from ..groups import Group
 from ..groups.likelihood import Form
 from .base import GaussianEstimator
-from .selection import candidates, structure_model
+from .model import Model
+from .selection import Trial, candidates, structure_model
 
 
 class StructuredCovariance(GaussianEstimator):
@@ -80,9 +81,18 @@ class StructuredCovariance(GaussianEstimator):
             families = candidates(sample.k, self.form, sample.complete)
             chosen = folds.best_structure(families, lambda model: self._choose(folds, model))
         else:
-            chosen = self._choose(folds, structure_model(self.structure, sample.k, self.form))
+            chosen = self._choose(folds, self._family(sample.k))
         self._keep(sample, chosen)
-        self.structure_, self.structure_name_ = self.gaussian_.structure, chosen.model.name
+        self._describe(chosen)
         trials = sorted(folds.trials, key=lambda trial: -trial.score) if folds else []
         self.cv_results_ = [(t.model.name, t.shrinkage, t.target, t.score) for t in trials]
         return self
+
+    def _family(self, k: int) -> Model:
+        if self.form not in ("covariance", "precision"):
+            raise ValueError(f"form must be 'covariance' or 'precision', got {self.form!r}")
+        return structure_model(self.structure, k, self.form)
+
+    def _describe(self, trial: Trial) -> None:
+        self.structure_, self.structure_name_ = self.gaussian_.structure, trial.model.name
+        self.cv_results_ = []

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+from collections.abc import Callable
+from weakref import WeakSet
+
 import torch
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn, get_ema_multi_avg_fn, get_swa_avg_fn
 
 from ..groups import Square
 from .divergence import trace_of_ratio
 from .gaussian import Gaussian
-from .point import Point
+from .point import Point, known_points
 
 STEPS = 30
 """Natural-gradient steps to a new average at most; where points differ little, two or three are enough."""
@@ -28,18 +32,20 @@ def _covariance(point: Point) -> Square:
 
 
 @torch.no_grad()
-def move_average(average: Point, point: Point, share: float) -> None:
-    """``average <- (1 - share) average + share point``, on the submanifold.
+def move_average(average: Point, frame: Tensor, share: float) -> None:
+    """``average <- (1 - share) average + share point``, on the submanifold, for a point of the same sort at a frame.
 
     The new average is the point of the submanifold whose matrix tau is nearest to that of the two matrices' average in
     Kullback-Leibler divergence: on the full manifold the average itself. It minimizes
     ``sum_i w_i (tr(tau^-1 tau_i) + log det tau)``, by natural-gradient steps at the cost of the structure. The mean
     of a Gaussian is averaged as it is.
     """
+    point = copy.deepcopy(average)
+    point.frame.copy_(frame)
     parts = [(1 - share, _frozen(average)), (share, _frozen(point))]
     if isinstance(average, Gaussian):
         assert isinstance(point, Gaussian)
-        mean = torch.lerp(average.loc, point.loc.to(average.loc), share)
+        mean = torch.lerp(average.loc, point.loc, share)
     close = ENOUGH * torch.finfo(average.dtype).eps ** 0.5
     for _ in range(STEPS):
         with torch.enable_grad():
@@ -92,7 +98,7 @@ class _AveragedPoints(AveragedModel):
         share = 1 / (count + 1) if self._decay is None else 1 - self._decay
         for (mine, theirs), frame in zip(pairs, frames, strict=True):
             mine.frame.copy_(frame)
-            move_average(mine, theirs, share)
+            move_average(mine, theirs.group.pack(theirs.element()).detach(), share)
 
 
 def averaged(model: nn.Module, *, decay: float | None = None) -> AveragedModel:
@@ -108,8 +114,50 @@ def averaged(model: nn.Module, *, decay: float | None = None) -> AveragedModel:
         decay: None for the average of all updates, else an exponential average in which the latest counts
             ``1 - decay``.
     """
-    if decay is not None and not 0 <= decay < 1:
-        raise ValueError(f"decay must be None or a number from 0 to below 1, got {decay!r}")
+    _check_decay(decay)
     if not isinstance(model, nn.Module):
         raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
     return _AveragedPoints(model, decay)
+
+
+def get_avg_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:
+    """An ``avg_fn`` for :class:`torch.optim.swa_utils.AveragedModel`, for code that builds this model itself.
+
+    Points are averaged as by :func:`averaged`. Their frames are buffers, so that the model must be built with
+    ``use_buffers=True``: ``AveragedModel(model, avg_fn=gnomon.get_avg_fn(0.99), use_buffers=True)``. Other buffers are
+    then averaged too, those of integers are copied.
+
+    Args:
+        decay: None for the average of all updates, else an exponential average in which the latest counts
+            ``1 - decay``.
+    """
+    _check_decay(decay)
+    ordinary = get_swa_avg_fn() if decay is None else get_ema_avg_fn(decay)
+    waiting: WeakSet[Point] = WeakSet()  # points whose coordinates have come; their frames come with the buffers
+
+    @torch.no_grad()
+    def average(averaged: Tensor, current: Tensor, num_averaged: Tensor | int) -> Tensor:
+        if not averaged.is_floating_point():
+            return current
+        for point in known_points():
+            if _same_memory(point.eta, averaged):
+                if point in waiting:
+                    raise ValueError("the model holds points, so AveragedModel needs use_buffers=True")
+                waiting.add(point)
+                return averaged
+            if _same_memory(point.frame, averaged):
+                waiting.discard(point)
+                move_average(point, current, 1 / (int(num_averaged) + 1) if decay is None else 1 - decay)
+                return point.frame
+        return ordinary(averaged, current, num_averaged)
+
+    return average
+
+
+def _check_decay(decay: float | None) -> None:
+    if decay is not None and not 0 <= decay < 1:
+        raise ValueError(f"decay must be None or a number from 0 to below 1, got {decay!r}")
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return one.data_ptr() == other.data_ptr() and one.shape == other.shape and one.device == other.device

@@ -31,6 +31,14 @@ def all_finite(*tensors: Tensor) -> bool:
     return total is None or math.isfinite(total.item()) or all(bool(t.isfinite().all()) for t in tensors)
 
 
+def known_points() -> Iterator[Point]:
+    """All points that are alive."""
+    for reference in list(_owners.values()):
+        point = reference()
+        if point is not None:
+            yield point
+
+
 def point_of(parameter: Tensor) -> Point | None:
     """The point whose coordinates ``parameter`` is, or None for an ordinary parameter."""
     reference = _owners.get(parameter)
