@@ -2,15 +2,33 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from torch import Tensor
 
+from ..linalg import as_tensor
+
 Scalar = Callable[[Tensor], Tensor]
 """A function of each eigenvalue."""
+P = ParamSpec("P")
+
+
+def _takes_arrays(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
+    """Let a function of tensors take arrays and data frames too."""
+    names = tuple(inspect.signature(function).parameters)
+
+    @functools.wraps(function)
+    def with_tensors(*args: P.args, **kwargs: P.kwargs) -> Tensor:
+        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        tensors: Any = {name: as_tensor(name, v) if hasattr(v, "__array__") else v for name, v in given.items()}
+        return function(**tensors)
+
+    return with_tensors
 
 
 def _sym(x: Tensor) -> Tensor:
@@ -121,6 +139,7 @@ def _color(factor: Tensor, matrix: Tensor) -> Tensor:
     return _sym(factor @ matrix @ factor.mT)
 
 
+@_takes_arrays
 def exp(tau: Tensor, v: Tensor) -> Tensor:
     """``tau^(1/2) Exp(tau^(-1/2) v tau^(-1/2)) tau^(1/2)``: the end of the geodesic from tau along v (Table spd_table).
 
@@ -131,6 +150,7 @@ def exp(tau: Tensor, v: Tensor) -> Tensor:
     return _color(factor, _exp(_whiten(factor, v)))
 
 
+@_takes_arrays
 def log(tau: Tensor, other: Tensor) -> Tensor:
     """The tangent vector at tau that points to ``other``: the inverse of :func:`exp`."""
     _check_sizes(tau=tau, other=other)
@@ -138,6 +158,7 @@ def log(tau: Tensor, other: Tensor) -> Tensor:
     return _color(factor, _ratio(factor, "other", other).log())
 
 
+@_takes_arrays
 def inner(tau: Tensor, u: Tensor, v: Tensor) -> Tensor:
     """``tr(tau^-1 u tau^-1 v)``, twice the Fisher-Rao metric of N(0, tau) (Eq. affinemetric)."""
     _check_sizes(tau=tau, u=u, v=v)
@@ -145,12 +166,14 @@ def inner(tau: Tensor, u: Tensor, v: Tensor) -> Tensor:
     return (_whiten(factor, u) * _whiten(factor, v)).sum((-2, -1))
 
 
+@_takes_arrays
 def norm(tau: Tensor, v: Tensor) -> Tensor:
     """The length of a tangent vector; the zero vector has the zero subgradient."""
     _check_sizes(tau=tau, v=v)
     return torch.linalg.matrix_norm(_whiten(_cholesky("tau", tau), v))
 
 
+@_takes_arrays
 def distance(a: Tensor, b: Tensor) -> Tensor:
     """``|| log(eigenvalues of a^-1 b) ||``: the geodesic distance, with zero subgradient at ``a = b``."""
     _check_sizes(a=a, b=b)
@@ -165,6 +188,7 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
     return 2 * torch.linalg.vector_norm(logs, dim=-1)
 
 
+@_takes_arrays
 def geodesic(a: Tensor, b: Tensor, t: Tensor | float) -> Tensor:
     """The point at fraction t of the way from a to b; t broadcasts with the batch dimensions."""
     _check_sizes(a=a, b=b)
@@ -180,6 +204,7 @@ def _transport_factor(start: Tensor, end: Tensor) -> Tensor:
     return torch.linalg.solve_triangular(factor, half, upper=False, left=False)
 
 
+@_takes_arrays
 def transport(start: Tensor, end: Tensor, v: Tensor) -> Tensor:
     """``E v E^T`` with ``E = (end start^-1)^(1/2)``: Riemannian parallel transport of a tangent vector.
 
@@ -189,6 +214,7 @@ def transport(start: Tensor, end: Tensor, v: Tensor) -> Tensor:
     return _color(_transport_factor(start, end), v)
 
 
+@_takes_arrays
 def euclidean_transport(start: Tensor, end: Tensor, g: Tensor) -> Tensor:
     """``H g H^T`` with ``H = end^-1 E start``: parallel transport of a Euclidean gradient.
 
@@ -200,6 +226,7 @@ def euclidean_transport(start: Tensor, end: Tensor, g: Tensor) -> Tensor:
     return _color(torch.cholesky_solve(e @ start, _cholesky("end", end)), g)
 
 
+@_takes_arrays
 def mean(points: Tensor, weights: Tensor | None = None, *, tol: float | None = None, max_iter: int = 100) -> Tensor:
     """The Karcher mean over the first dimension: the minimizer of ``sum_i w_i distance(x, points_i)^2``.
 
