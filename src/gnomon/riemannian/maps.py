@@ -26,7 +26,7 @@ def _takes_arrays(function: Callable[P, Tensor]) -> Callable[P, Tensor]:
     def with_tensors(*args: P.args, **kwargs: P.kwargs) -> Tensor:
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         tensors: Any = {name: as_tensor(name, v) if hasattr(v, "__array__") else v for name, v in given.items()}
-        return function(**tensors)
+        return function(**tensors)  # type: ignore[call-arg]
 
     return with_tensors
 
