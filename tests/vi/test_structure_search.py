@@ -6,7 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import gnomon
-from gnomon.groups import Arrow, BlockDiagonal, BlockTriangular, Dense, Diagonal
+from gnomon.groups import Arrow, BlockDiagonal, BlockTriangular, Dense, Diagonal, as_structure
 from gnomon.problems import posteriors
 from gnomon.vi.parameters import Parameters
 from gnomon.vi.structure import Globals, Layout, check_structure, from_pattern, lay_out, search
@@ -171,11 +171,24 @@ def test_arrow_must_be_there_if_it_is_asked_for():
 
 @pytest.mark.parametrize(
     ("structure", "message"),
-    [("round", "structure must be one of"), (Arrow(4, 1), "of size 4"), (3.5, "must be a name"), (Globals((9,)), "9")],
+    [
+        ("round", "structure must be one of"),
+        ("lowrank:9", "rank must be below k = 5"),
+        (Arrow(4, 1), "of size 4"),
+        (3.5, "must be a name"),
+        (Globals((9,)), "9"),
+    ],
 )
 def test_bad_structures_are_refused(structure, message):
     with pytest.raises((TypeError, ValueError), match=message):
         check_structure(structure, 5)
+
+
+def test_names_are_those_of_the_library():
+    target = sparse_target(torch.zeros(9, 9, dtype=torch.bool))
+    for name in ("lowrank:2", "arrow:2", "block:3", "dense"):
+        check_structure(name, 9)
+        assert lay_out(name, target, lambda: torch.zeros(9)).group == as_structure(name, 9)
 
 
 def test_fit_returns_to_the_order_of_the_parameters():

@@ -44,7 +44,8 @@ def fit(
             ``{"beta": 3, "tau": constraints.positive, "w": ((2, 4), constraints.simplex)}``. The Jacobian of the
             constraints is added to the density.
         structure: ``"auto"`` searches for globals and locals and is full where there are none; ``"arrow"``, ``"full"``,
-            ``"triangular"``, ``"diagonal"``, ``"low_rank"``; a group, or a function from dim to one.
+            ``"triangular"``, ``"diagonal"``, ``"low_rank"``; a name such as ``"lowrank:4"`` or ``"arrow:2"`` (with the
+            globals first), as :func:`gnomon.groups.as_structure` takes it; a group, or a function from dim to one.
         data: batches of data, such as a ``DataLoader``. Then ``log_density(x, *batch)`` is the log likelihood of a
             batch and ``log_prior(x)`` the log prior. ``num_data`` is the number of all data.
         temperature: the density is raised to the power ``1 / temperature``.

@@ -13,7 +13,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ..groups import Arrow, BlockDiagonal, BlockTriangular, Dense, Diagonal, Group, LowRank, Triangular
+from ..groups import (
+    STRUCTURE_NAMES,
+    Arrow,
+    BlockDiagonal,
+    BlockTriangular,
+    Dense,
+    Diagonal,
+    Group,
+    LowRank,
+    Triangular,
+    as_structure,
+)
 from .target import Target
 
 
@@ -65,10 +76,15 @@ SEARCHED = ("auto", "arrow")
 def check_structure(structure: Structure, dim: int) -> None:
     """An error for what is no structure of this dimension."""
     if isinstance(structure, str):
-        if structure not in (*NAMED, *SEARCHED):
+        if structure in (*NAMED, *SEARCHED):
+            return
+        if structure.partition(":")[0] not in STRUCTURE_NAMES:
             names = ", ".join(map(repr, (*SEARCHED, *NAMED)))
-            raise ValueError(f"structure must be one of {names}, a group or a function of dim, got {structure!r}")
-        return
+            raise ValueError(
+                f"structure must be one of {names}, a name such as 'lowrank:4' as elsewhere in the library, a group or "
+                f"a function of dim, got {structure!r}"
+            )
+        structure = as_structure(structure, dim)
     if isinstance(structure, Globals):
         if not all(0 <= i < dim for i in structure.indices) or len(structure.indices) >= dim:
             raise ValueError(f"structure is {structure}, but there are {dim} unknowns")
@@ -92,6 +108,8 @@ def lay_out(structure: Structure, target: Target, around: Callable[[], Tensor]) 
         return Layout(structure(target.dim))
     if structure in NAMED:
         return Layout(NAMED[structure](target.dim))
+    if structure not in SEARCHED:
+        return Layout(as_structure(structure, target.dim))
     only_arrow = structure == "arrow"
     found = None
     if target.dim >= SMALLEST or (only_arrow and target.dim > 1):
