@@ -162,7 +162,6 @@ def test_fits_where_gradients_are_turned_off():
         ({"init_params": "zeros"}, r"init_params must be one of kmeans, k-means\+\+, random, .* got 'zeros'"),
         ({"means_init": np.zeros((2, 5))}, r"means_init must be finite and of shape \(1, 5\), got shape \(2, 5\)"),
         ({"weights_init": [0.5]}, "weights_init must be positive and sum to one"),
-        ({"tied": True, "batch_size": 10}, "tied=True needs all samples at once; leave batch_size at None"),
         ({"structure": lambda d: g.Kronecker(g.Dense(5), g.Dense(1))}, "needs a matrix algebra"),
         ({"n_components": 500}, "n_samples=400, fewer than n_components=500"),
     ],

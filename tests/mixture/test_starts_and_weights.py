@@ -92,17 +92,29 @@ def test_given_starts_are_starts():
     )
 
 
-@pytest.mark.parametrize("structure", ["dense", "arrow:2", "lowrank:1", "toeplitz"])
-def test_tied_covariances(structure):
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("structure", ["dense", "arrow:2", "lowrank:1", "toeplitz", "heisenberg:1,1"])
+def test_tied_covariances(structure, form):
     X = StandardScaler().fit_transform(blobs(n=200, spread=4.0)[0])  # as k-means sees them inside
-    model = GaussianMixture(3, structure=structure, tied=True, random_state=0, tol=1e-7, max_iter=1000).fit(X)
-    np.testing.assert_array_equal(model.covariances_[0], model.covariances_[2])
+    options = {"structure": structure, "form": form, "tied": True, "random_state": 0}
+    model = GaussianMixture(3, tol=1e-7, max_iter=1000, **options).fit(X)
+    np.testing.assert_allclose(model.covariances_[0], model.covariances_[2], rtol=1e-9)
     group = g.as_structure(structure, 5)
     assert model.n_parameters() == group.dim + 3 * 5 + 2
     assert (np.diff(model.loss_curve_) <= 1e-8).all()
     if structure == "dense":
         em = SklearnMixture(3, covariance_type="tied", tol=1e-9, max_iter=1000, random_state=0).fit(X)
         assert model.score(X) == pytest.approx(em.score(X), abs=1e-3)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("structure", ["dense", "arrow:2", "lowrank:1"])
+def test_tied_covariances_by_mini_batches(structure, form):
+    X = StandardScaler().fit_transform(blobs(n=1000, spread=4.0)[0])
+    options = {"structure": structure, "form": form, "tied": True, "random_state": 0}
+    batches = quiet_fit(GaussianMixture(3, batch_size=100, **options), X)
+    np.testing.assert_allclose(batches.covariances_[0], batches.covariances_[2], rtol=1e-9)
+    assert batches.score(X) > GaussianMixture(3, **options).fit(X).score(X) - 0.01
 
 
 @pytest.mark.parametrize("change", [lambda X: X[:, ::-1], lambda X: X[::-1], lambda X: X[::2], np.asfortranarray])

@@ -57,7 +57,8 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         means_init: ``(K, d)``, means to start from; samples are then assigned to the nearest. None leaves them to
             ``init_params``.
         weights_init: ``(K,)``, mixing weights to start from.
-        tied: all components have the same covariance. The fit is by EM alone.
+        tied: all components have the same covariance. In precision form the fit is then by EM or natural gradients
+            alone.
         batch_size: samples in a mini-batch. None means all, and another optimizer.
         learning_rate: of mini-batch steps, where 1 is the length of a step of EM.
         warm_start: continue from the last fit; idle iterations of it count.
@@ -170,8 +171,6 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             positive_size(name, getattr(self, name))
         if self.batch_size is not None:
             positive_size("batch_size", self.batch_size)
-            if self.tied:
-                raise ValueError("tied=True needs all samples at once; leave batch_size at None")
         for name in ("reg_covar", "learning_rate", "tol"):
             value = getattr(self, name)
             if not (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
@@ -214,12 +213,12 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
     @torch.enable_grad()
     def _run(self, z: Tensor, weights: Tensor, run: Run, units: Units, rng: np.random.RandomState) -> Run:
         """One maximization from a start; ``z`` are the data in ``units``."""
-        objective = Objective(z, weights, run.components, run.logits, self.reg_covar, units.log_volume)
+        objective = Objective(z, weights, run.components, run.logits, self.reg_covar, units.log_volume, self.tied)
         if run.idle and abs(objective.value() - run.final) > self.tol:  # other data than those of the last fit
             run.best, run.idle = math.inf, 0
         optimizer: Optimizer
         if self.batch_size is None:
-            optimizer = FullBatch(objective, self.tied)
+            optimizer = FullBatch(objective)
         else:
             optimizer = MiniBatches(objective, self.batch_size, self.learning_rate, rng)
         for iteration in range(self.max_iter):

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..groups import Dense, LowRank, Square, Triangular
+from ..groups import Dense, Element, LowRank, Square, Triangular
 from ..manifolds import Gaussian
 
 CHUNK = 2**20
@@ -42,6 +42,8 @@ class Objective:
         logits: of the probabilities ``p_k``.
         floor: the variance that is added to every feature.
         log_volume: from these units to those of the data.
+        tied: the components have one factor in common. Gradients are then projected to moves that all of them make
+            together, so that steps keep it so.
     """
 
     def __init__(
@@ -52,9 +54,10 @@ class Objective:
         logits: nn.Parameter,
         floor: float,
         log_volume: float,
+        tied: bool = False,
     ) -> None:
         self.z, self.weights, self.components, self.logits, self.floor = z, weights, components, logits, floor
-        self._log_volume = log_volume
+        self._log_volume, self.tied = log_volume, tied
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -104,6 +107,23 @@ class Objective:
             distances = whitened.square().sum((-2, -1)) + self.components._standardize(means).square().sum(-1)
             energy = 0.5 * (distances + self.components.logdet()) - self.logits.log_softmax(0)
             (shares @ energy).backward()
+        self._tie()
+
+    def _tie(self) -> None:
+        if self.tied:
+            for block in self.of_factors(self.components.eta.grad):
+                block.copy_(block.mean(0, keepdim=True).expand_as(block))
+
+    @property
+    def carries_ties(self) -> bool:
+        """Whether vectors that are carried to a new frame keep a tie: in precision form they mix with the means."""
+        return not self.tied or self.components.form == "covariance"
+
+    def of_factors(self, stored: Tensor | None) -> Element:
+        """The part of stored coordinates that moves the factors, as views; the rest moves the means."""
+        assert stored is not None
+        affine = self.components.affine
+        return affine.unpack(stored)[: len(affine.linear.shapes)]
 
     def _joint(self) -> Callable[[Tensor], Tensor]:
         """``log p_k + log N(x; mu_k, Sigma_k) - floor/2 tr Sigma_k^-1`` of rows, ``(n, K)``."""
@@ -140,6 +160,7 @@ class Objective:
         leaf = prior.detach().requires_grad_()
         loss = self._loss(rows, leaf, torch.Tensor.backward)
         prior.backward(leaf.grad)
+        self._tie()
         return loss
 
     @torch.no_grad()

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..groups import Element
 from ..groups.likelihood import has_closed_form
 from ..linalg import align
 from ..optim import LBFGS, moving_frame
@@ -28,6 +29,8 @@ SMALL_GAIN = 1e-4
 """L-BFGS takes over from slow steps that gain less than this, however little an iteration costs."""
 OVERHEAD = 5e6
 """Multiplications in a pass over the data that takes as long as all else in a step of L-BFGS."""
+LONGEST = 1.0
+"""A natural-gradient step changes no direction of a covariance by more than a factor e."""
 ROUNDING = 1e-9
 """An increase of the loss that says nothing."""
 
@@ -63,15 +66,35 @@ class NaturalGradient:
                 momentum=momentum,
                 dampening=momentum,  # an average of gradients, no longer than a gradient is
             ),
-            max_step=1.0,  # a factor e in each direction
+            max_step=LONGEST,
         )
 
     def normalize(self, samples: int) -> None:
         """The gradients that are set become natural ones."""
         weights = self._objective.logits.detach().softmax(0).clamp(min=1 / samples)
+        common = [block.clone() for block in self._common()]
         for parameter in self._objective.parameters:
             assert parameter.grad is not None
             parameter.grad.div_(align(weights, parameter.grad))
+        if common:
+            self._shorten_together(common)
+
+    def _common(self) -> Element:
+        """The gradient of the factor that tied components have in common."""
+        return self._objective.of_factors(self._objective.components.eta.grad) if self._objective.tied else ()
+
+    def _shorten_together(self, common: list[Tensor]) -> None:
+        """A tied factor counts with the weight of all samples, and all components take the shortest of their steps.
+
+        An average of steps that are within half of the bound is surely within it, so that none is shortened alone.
+        """
+        for block, gradient in zip(self._common(), common, strict=True):
+            block.copy_(len(gradient) * gradient)  # what is in all K components is the mean of K parts
+        components = self._objective.components
+        coordinates = components.eta.grad
+        assert coordinates is not None
+        stretch = self._optimizer.param_groups[0]["lr"] * components.group.stretch(components.group.unpack(coordinates))
+        coordinates.mul_((0.5 * LONGEST / stretch.max()).clamp(max=1))
 
     def step(self) -> None:
         self._optimizer.step()
@@ -87,10 +110,10 @@ class FullBatch:
     Each evaluation is one pass over the data, for the moments of each component; the rest is done with those.
     """
 
-    def __init__(self, objective: Objective, tied: bool = False) -> None:
-        self._objective, self._tied = objective, tied
+    def __init__(self, objective: Objective) -> None:
+        self._objective = objective
         components = objective.components
-        self._by_em = objective.has_statistics and (tied or has_closed_form(components.structure, components.form))
+        self._by_em = objective.has_statistics and has_closed_form(components.structure, components.form)
         self._warm = self.settled = False
         self._gain = math.inf
         passing = len(objective.z) * len(objective.logits) * components.d**2
@@ -119,9 +142,6 @@ class FullBatch:
         while not after <= before + ROUNDING:  # at times asymmetric structures need shorter steps than EM's
             for tensor, value in zip(self._state(), state, strict=True):
                 tensor.copy_(value)
-            after = before
-            if self._tied:
-                break
             self._evaluate()
             self._descent.halve()
             self._take_step(first=False)
@@ -129,7 +149,7 @@ class FullBatch:
         gain = before - after
         self.settled = self._by_em and gain <= ROUNDING
         if gain < WARM_UP_GAIN and not gain < FAST * self._gain:
-            self._warm = not self._tied and (self._patience < 1 or gain < SMALL_GAIN)
+            self._warm = self._objective.carries_ties and (self._patience < 1 or gain < SMALL_GAIN)
             self._patience -= 1
         self._loss, self._gain = after, gain
         return before
@@ -160,7 +180,7 @@ class FullBatch:
         _, shares, means, covariances = self._here
         components, logits = self._objective.components, self._objective.logits
         group, factor, _ = components._parts()
-        if self._tied:
+        if self._objective.tied:
             pooled = (shares[:, None, None] * covariances).sum(0)
             current = tuple(block[0] for block in factor)
             factor = tuple(
@@ -193,7 +213,7 @@ class MiniBatches:
 
     def __init__(self, objective: Objective, batch_size: int, learning_rate: float, rng: np.random.RandomState) -> None:
         self._objective, self._batch_size, self._rng = objective, batch_size, rng
-        self._descent = NaturalGradient(objective, learning_rate, MOMENTUM)
+        self._descent = NaturalGradient(objective, learning_rate, MOMENTUM if objective.carries_ties else 0)
 
     def iterate(self) -> float:
         """One epoch; the average of the losses before its steps."""
