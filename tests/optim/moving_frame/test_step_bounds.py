@@ -103,6 +103,30 @@ def test_no_rate_of_any_optimizer_leaves_the_manifold_at_defaults(group, samples
             assert end < start, (name, lr)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:a point would be too near:RuntimeWarning")
+@pytest.mark.parametrize("lr", [0.01, 1e3])
+@pytest.mark.parametrize("group", [g.Dense(8), g.Arrow(8, rank=2), g.LowRank(8, 2)], ids=repr)
+def test_no_rate_spoils_a_variational_fit(group, lr):
+    """The ELBO of a logistic regression by 64 draws; benchmarks/safety.py has all structures and optimizers."""
+    x = 3 * torch.randn(20, 8, generator=generator())
+    labels = (x.sum(1) > 0).float().expand(64, 20)
+
+    def elbo(q):
+        torch.manual_seed(0)
+        w = q.rsample((64,))
+        fit = -torch.nn.functional.binary_cross_entropy_with_logits(w @ x.T, labels, reduction="sum") / 64
+        return fit - 0.5 * w.square().sum(-1).mean() + q.entropy()
+
+    for form, name in (("covariance", "adam"), ("precision", "nesterov"), ("covariance", "lbfgs")):
+        q = gnomon.Gaussian(group, form=form, dtype=torch.float32)
+        start = elbo(q).item()
+        end = -descend(gnomon.moving_frame(ANY_RATE[name](q.parameters(), lr)), lambda q=q: -elbo(q), 60)
+        assert math.isfinite(end)
+        torch.linalg.cholesky(q.covariance().detach().double())
+        assert lr > 1 or end > start
+
+
 @pytest.mark.parametrize("group", [g.Dense(6), g.Triangular(6), g.Arrow(6), g.LowRank(6, 2)], ids=repr)
 def test_a_loss_without_a_minimum_does_not_make_a_point_singular(group):
     """Fewer samples than dimensions: the condition number grows until float32 can hold no more."""
