@@ -1,9 +1,12 @@
 """Points at any learning rate: 300 steps of each optimizer on each structure and form, at the defaults.
 
-    python benchmarks/safety.py [--quick] [--processes 2] [--write]
+    python benchmarks/safety.py [--quick] [--processes 2] [--runs FILE] [--write]
 
-In float32. A run is safe if nothing is raised, every frame is finite, and the matrix is positive definite to the end.
-The script ends with an error if a run is not safe, or if a loss has not fallen at a sensible rate.
+The runs are in float32. A run is safe if nothing is raised, every frame is finite, and the matrix is positive definite to
+the end. The script ends with an error if a run is not safe, or if a loss has not fallen at a sensible rate.
+
+The whole grid takes about 45 minutes of CPU time. With ``--runs`` each run is kept in a file of JSON lines, and a
+second call does only those that are missing.
 """
 
 from __future__ import annotations
@@ -14,11 +17,13 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import itertools
+import json
 import math
 import multiprocessing
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Any
 
 import report
@@ -31,9 +36,10 @@ from gnomon import groups as g
 torch.set_num_threads(1)
 
 K, SAMPLES, STEPS, LOOK_EVERY = 8, 20, 300, 25
-RATES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
-SENSIBLE = (1e-3, 1e-2, 1e-1)
-"""Rates at which every loss must fall."""
+RATES = (1e3, 1.0, 1e-1, 1e1, 1e-2, 1e2, 1e-3)
+"""In the order in which they are tried: what is most dangerous first."""
+SENSIBLE = 0.1
+"""Up to this rate every loss must fall."""
 STRUCTURES: tuple[g.Group, ...] = (
     g.Dense(K),
     g.Triangular(K),
@@ -178,24 +184,34 @@ def run(objective: str, group: g.Group, form: str, name: str, lr: float) -> dict
     }
 
 
-def run_all(task: tuple[tuple[str, g.Group, str], tuple[float, ...]]) -> list[dict[str, Any]]:
-    """One objective, structure and form, with each optimizer and rate."""
-    case, rates = task
+def run_quietly(task: tuple[str, g.Group, str, str, float]) -> dict[str, Any]:
     warnings.filterwarnings("ignore", "a point would be too near", RuntimeWarning)
     warnings.filterwarnings("ignore", "a gradient or step of a manifold parameter", RuntimeWarning)
-    return [run(*case, name, lr) for name, lr in itertools.product(OPTIMIZERS, rates)]
+    return run(*task)
 
 
-def grid(quick: bool, processes: int) -> list[dict[str, Any]]:
+def grid(quick: bool, processes: int, path: Path | None) -> list[dict[str, Any]]:
     structures = (STRUCTURES[0], STRUCTURES[6]) if quick else STRUCTURES
-    rates = (1e-2, 1e3) if quick else RATES
-    runs: list[dict[str, Any]] = []
+    tasks = [
+        (*case, name, lr)
+        for lr, case, name in itertools.product((1e3, 1e-2) if quick else RATES, cases(structures), OPTIMIZERS)
+    ]
+    runs = [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
+    done = {_key(one) for one in runs}
+    missing = [task for task in tasks if (task[0], repr(task[1]), *task[2:]) not in done]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for done in pool.imap(run_all, [(case, rates) for case in cases(structures)]):
-            runs += done
-            unsafe = sum(bool(one["wrong"]) for one in runs)
-            print(f"{len(runs)} runs, {unsafe} unsafe", file=sys.stderr, flush=True)
+        for one in pool.imap_unordered(run_quietly, missing):
+            runs.append(one)
+            if path:
+                with path.open("a") as file:
+                    file.write(json.dumps(one) + "\n")
+            if len(runs) % 100 == 0 or one["wrong"]:
+                print(f"{len(runs)} of {len(tasks)} runs {one['wrong']}", file=sys.stderr, flush=True)
     return runs
+
+
+def _key(one: dict[str, Any]) -> tuple[Any, ...]:
+    return one["objective"], one["structure"], one["form"], one["optimizer"], one["lr"]
 
 
 # ---------------------------------------------------------------------- the report
@@ -220,20 +236,22 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two structures and two rates")
     parser.add_argument("--write", action="store_true", help="put the result into benchmarks/RESULTS.md")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--runs", type=Path, help="a file of runs that are done, to go on with")
     options = parser.parse_args()
 
-    runs = grid(options.quick, options.processes)
+    runs = grid(options.quick, options.processes, options.runs)
     unsafe = [one for one in runs if one["wrong"]]
-    risen = [one for one in runs if one["lr"] in SENSIBLE and not one["last"] < one["first"]]
+    risen = [one for one in runs if one["lr"] <= SENSIBLE and not one["last"] < one["first"]]
+    rates = {one["lr"] for one in runs}
     fell = {objective: shares_that_fell(runs, objective) for objective in ("likelihood", "ELBO")}
     text = f"""## Points at any learning rate
 
 `python benchmarks/safety.py --write`, on {report.machine()}.
 
 {len(runs)} runs of {STEPS} steps in float32, at the defaults: {len(STRUCTURES)} structures of {K} features, `SPD` and
-`Gaussian` in each form, {len(OPTIMIZERS)} optimizers, rates from {RATES[0]:g} to {RATES[-1]:g}. In a safe run nothing
-is raised, every frame is finite, and the matrix is positive definite to the end. Unsafe runs: {len(unsafe)}. Runs with
-a rate of {SENSIBLE[-1]:g} or less in which the loss has not fallen: {len(risen)}.
+`Gaussian` in each form, {len(OPTIMIZERS)} optimizers, rates from {min(rates):g} to {max(rates):g}. In a safe run
+nothing is raised, every frame is finite, and the matrix is positive definite to the end. Unsafe runs: {len(unsafe)}.
+Runs with a rate of {SENSIBLE:g} or less in which the loss has not fallen: {len(risen)}.
 
 The tables have the share of runs whose loss is lower at the end than at the start. The first is for the likelihood of
 {SAMPLES} samples, the second for the evidence lower bound of a logistic regression by 8 draws a step.
