@@ -2,8 +2,8 @@
 
     python benchmarks/safety.py [--quick] [--processes 2] [--runs FILE] [--write]
 
-The runs are in float32. A run is safe if nothing is raised, every frame is finite, and the matrix is positive definite to
-the end. The script ends with an error if a run is not safe, or if a loss has not fallen at a sensible rate.
+The runs are in float32. A run is safe if nothing is raised, every frame is finite, and the matrix is positive
+definite to the end. The script ends with an error if a run is not safe, or if a loss has not fallen at a sensible rate.
 
 The whole grid takes about 45 minutes of CPU time. With ``--runs`` each run is kept in a file of JSON lines, and a
 second call does only those that are missing.
