@@ -20,6 +20,7 @@ import itertools
 import json
 import math
 import multiprocessing
+import random
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
@@ -36,8 +37,7 @@ from gnomon import groups as g
 torch.set_num_threads(1)
 
 K, SAMPLES, STEPS, LOOK_EVERY = 8, 20, 300, 25
-RATES = (1e3, 1.0, 1e-1, 1e1, 1e-2, 1e2, 1e-3)
-"""In the order in which they are tried: what is most dangerous first."""
+RATES = (1e-3, 1e-2, 1e-1, 1.0, 1e1, 1e2, 1e3)
 SENSIBLE = 0.1
 """Up to this rate every loss must fall."""
 STRUCTURES: tuple[g.Group, ...] = (
@@ -194,8 +194,9 @@ def grid(quick: bool, processes: int, path: Path | None) -> list[dict[str, Any]]
     structures = (STRUCTURES[0], STRUCTURES[6]) if quick else STRUCTURES
     tasks = [
         (*case, name, lr)
-        for lr, case, name in itertools.product((1e3, 1e-2) if quick else RATES, cases(structures), OPTIMIZERS)
+        for case, name, lr in itertools.product(cases(structures), OPTIMIZERS, (1e-2, 1e3) if quick else RATES)
     ]
+    random.Random(0).shuffle(tasks)  # so that what is done of a grid is a sample of the whole
     runs = [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
     done = {_key(one) for one in runs}
     missing = [task for task in tasks if (task[0], repr(task[1]), *task[2:]) not in done]
@@ -220,7 +221,7 @@ def shares_that_fell(runs: list[dict[str, Any]], objective: str) -> dict[str, di
     shares: dict[str, dict[float, float]] = {name: {} for name in OPTIMIZERS}
     for name, lr in itertools.product(OPTIMIZERS, sorted({one["lr"] for one in runs})):
         own = [one for one in runs if (one["objective"], one["optimizer"], one["lr"]) == (objective, name, lr)]
-        shares[name][lr] = sum(one["last"] < one["first"] for one in own) / len(own)
+        shares[name][lr] = sum(one["last"] < one["first"] for one in own) / len(own) if own else math.nan
     return shares
 
 
