@@ -1,12 +1,12 @@
 """Points at any learning rate: 300 steps of each optimizer on each structure and form, at the defaults.
 
-    python benchmarks/safety.py [--quick] [--processes 2] [--runs FILE] [--write]
+    python benchmarks/safety.py [--quick] [--processes 2] [--runs FILE] [--limit 1000] [--write]
 
 The runs are in float32. A run is safe if nothing is raised, every frame is finite, and the matrix is positive
 definite to the end. The script ends with an error if a run is not safe, or if a loss has not fallen at a sensible rate.
 
 The whole grid takes about 45 minutes of CPU time. With ``--runs`` each run is kept in a file of JSON lines, and a
-second call does only those that are missing.
+second call does only those that are missing. ``--limit`` ends a grid early: with a random part of it.
 """
 
 from __future__ import annotations
@@ -190,7 +190,8 @@ def run_quietly(task: tuple[str, g.Group, str, str, float]) -> dict[str, Any]:
     return run(*task)
 
 
-def grid(quick: bool, processes: int, path: Path | None) -> list[dict[str, Any]]:
+def grid(quick: bool, processes: int, path: Path | None, limit: int | None) -> tuple[list[dict[str, Any]], int]:
+    """Runs of the grid, and how many it has."""
     structures = (STRUCTURES[0], STRUCTURES[6]) if quick else STRUCTURES
     tasks = [
         (*case, name, lr)
@@ -200,6 +201,8 @@ def grid(quick: bool, processes: int, path: Path | None) -> list[dict[str, Any]]
     runs = [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
     done = {_key(one) for one in runs}
     missing = [task for task in tasks if (task[0], repr(task[1]), *task[2:]) not in done]
+    if limit is not None:
+        missing = missing[: max(0, limit - len(runs))]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
         for one in pool.imap_unordered(run_quietly, missing):
             runs.append(one)
@@ -208,7 +211,7 @@ def grid(quick: bool, processes: int, path: Path | None) -> list[dict[str, Any]]
                     file.write(json.dumps(one) + "\n")
             if len(runs) % 100 == 0 or one["wrong"]:
                 print(f"{len(runs)} of {len(tasks)} runs {one['wrong']}", file=sys.stderr, flush=True)
-    return runs
+    return runs, len(tasks)
 
 
 def _key(one: dict[str, Any]) -> tuple[Any, ...]:
@@ -216,19 +219,20 @@ def _key(one: dict[str, Any]) -> tuple[Any, ...]:
 
 
 # ---------------------------------------------------------------------- the report
-def shares_that_fell(runs: list[dict[str, Any]], objective: str) -> dict[str, dict[float, float]]:
-    """For each optimizer and rate, the share of runs whose loss is lower at the end."""
-    shares: dict[str, dict[float, float]] = {name: {} for name in OPTIMIZERS}
+def losses_that_fell(runs: list[dict[str, Any]], objective: str) -> dict[str, dict[float, tuple[int, int]]]:
+    """For each optimizer and rate, in how many runs the loss is lower at the end, and the number of runs."""
+    counts: dict[str, dict[float, tuple[int, int]]] = {name: {} for name in OPTIMIZERS}
     for name, lr in itertools.product(OPTIMIZERS, sorted({one["lr"] for one in runs})):
         own = [one for one in runs if (one["objective"], one["optimizer"], one["lr"]) == (objective, name, lr)]
-        shares[name][lr] = sum(one["last"] < one["first"] for one in own) / len(own) if own else math.nan
-    return shares
+        counts[name][lr] = sum(one["last"] < one["first"] for one in own), len(own)
+    return counts
 
 
-def table(shares: dict[str, dict[float, float]]) -> str:
-    rates = [f"lr = {lr:g}" for lr in next(iter(shares.values()))]
+def table(counts: dict[str, dict[float, tuple[int, int]]]) -> str:
+    rates = [f"lr = {lr:g}" for lr in next(iter(counts.values()))]
     return report.table(
-        ["optimizer", *rates], [[name, *(f"{share:.0%}" for share in own.values())] for name, own in shares.items()]
+        ["optimizer", *rates],
+        [[name, *(f"{fell} of {n}" for fell, n in own.values())] for name, own in counts.items()],
     )
 
 
@@ -238,23 +242,24 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="put the result into benchmarks/RESULTS.md")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--runs", type=Path, help="a file of runs that are done, to go on with")
+    parser.add_argument("--limit", type=int, help="at most so many runs, those of the file included")
     options = parser.parse_args()
 
-    runs = grid(options.quick, options.processes, options.runs)
+    runs, total = grid(options.quick, options.processes, options.runs, options.limit)
     unsafe = [one for one in runs if one["wrong"]]
     risen = [one for one in runs if one["lr"] <= SENSIBLE and not one["last"] < one["first"]]
     rates = {one["lr"] for one in runs}
-    fell = {objective: shares_that_fell(runs, objective) for objective in ("likelihood", "ELBO")}
+    fell = {objective: losses_that_fell(runs, objective) for objective in ("likelihood", "ELBO")}
     text = f"""## Points at any learning rate
 
 `python benchmarks/safety.py --write`, on {report.machine()}.
 
-{len(runs)} runs of {STEPS} steps in float32, at the defaults: {len(STRUCTURES)} structures of {K} features, `SPD` and
-`Gaussian` in each form, {len(OPTIMIZERS)} optimizers, rates from {min(rates):g} to {max(rates):g}. In a safe run
-nothing is raised, every frame is finite, and the matrix is positive definite to the end. Unsafe runs: {len(unsafe)}.
-Runs with a rate of {SENSIBLE:g} or less in which the loss has not fallen: {len(risen)}.
+{len(runs)} of the {total} runs of a grid: {len(STRUCTURES)} structures of {K} features, `SPD` and `Gaussian` in each
+form, {len(OPTIMIZERS)} optimizers, rates from {min(rates):g} to {max(rates):g}. A run has {STEPS} steps in float32, at
+the defaults. In a safe run nothing is raised, every frame is finite, and the matrix is positive definite to the end.
+Unsafe runs: {len(unsafe)}. Runs with a rate of {SENSIBLE:g} or less in which the loss has not fallen: {len(risen)}.
 
-The tables have the share of runs whose loss is lower at the end than at the start. The first is for the likelihood of
+The tables tell in how many runs the loss is lower at the end than at the start. The first is for the likelihood of
 {SAMPLES} samples, the second for the evidence lower bound of a logistic regression by 8 draws a step.
 
 {table(fell["likelihood"])}
