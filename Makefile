@@ -58,6 +58,7 @@ bench: $(READY) ## beside other libraries, written to benchmarks/RESULTS.md; mor
 	$(BIN)/python benchmarks/solve.py --write
 	$(BIN)/python benchmarks/mixture.py --write
 	$(BIN)/python benchmarks/covariance.py --write
+	$(BIN)/python benchmarks/safety.py --write
 	$(BIN)/python benchmarks/steps.py --write
 	$(BIN)/python benchmarks/vi.py --write
 
