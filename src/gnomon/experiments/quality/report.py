@@ -41,15 +41,16 @@ INTRODUCTION = (
     "AdamW, in one process. A run that diverges counts as infinitely bad."
 )
 CHOSEN = (
-    f"INGD's defaults were chosen by the development tasks ({', '.join(DEVELOPMENT)}): polar factors, how the "
-    "length of a step depends on a layer's width, and weight decay that follows the schedule. Other momenta "
-    "(0.9), weight decays (0.1 and 0.4) and rates of the fallback (a third and three times the "
-    f"layers') were tried there and not taken. Nothing was chosen by the judgement tasks ({', '.join(JUDGEMENT)}) "
-    "except each optimizer's learning rate, by validation data. But they were not unseen: results of "
-    "an earlier INGD on them were known when the width of convolutions and the schedule of weight "
-    "decay were chosen. The measure of magic was its loss at first. It became its error after results "
-    "had been seen, because a few samples decide the loss. The grids of rates were chosen once from "
-    "each optimizer's usual rate. AdamW, SOAP and Muon were not tuned beyond their rate."
+    f"INGD's defaults were chosen by the development tasks ({', '.join(DEVELOPMENT)}): polar factors and for how many "
+    "rows, how the length of a step depends on a layer's width and on its direction, weight decay that follows the "
+    "schedule, how fast the intervals between updates grow, and which sides are diagonal. Other momenta (0.9), weight "
+    "decays (0.1 and 0.4), rates of the fallback (a third and three times the layers'), fewer iterations of polar "
+    "factors and fewer rows of statistics were tried there and not taken. Nothing was chosen by the judgement tasks "
+    f"({', '.join(JUDGEMENT)}) except each optimizer's learning rate, by validation data. But they were not unseen: "
+    "results of an earlier INGD on them, and the time of its steps there, were known when the later choices were made. "
+    "The measure of magic was its loss at first. It became its error after results had been seen, because a few "
+    "samples decide the loss. The grids of rates were chosen once from each optimizer's usual rate. AdamW, SOAP and "
+    "Muon were not tuned beyond their rate."
 )
 
 
