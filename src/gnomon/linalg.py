@@ -187,13 +187,15 @@ def polar_factor(matrices: Tensor) -> Tensor:
     """
     if matrices.shape[-2] > matrices.shape[-1]:
         return polar_factor(matrices.mT).mT
-    tiny = torch.finfo(matrices.dtype).tiny
-    x = matrices / matrices.abs().amax((-2, -1), keepdim=True).clamp(min=tiny)  # squares must not vanish
+    tiny, sides = torch.finfo(matrices.dtype).tiny, (-2, -1)
+    largest = torch.maximum(matrices.amax(sides, keepdim=True), -matrices.amin(sides, keepdim=True))
+    x = matrices / largest.clamp(min=tiny)  # squares must not vanish
     square = symmetric_product(x, x.mT)
-    size = torch.linalg.vector_norm(square, dim=(-2, -1), keepdim=True).clamp(min=tiny)
-    x, square = x * size.rsqrt(), square / size
+    size = torch.linalg.vector_norm(square, dim=sides, keepdim=True).clamp(min=tiny)
+    square = square / size
     if x.shape[-1] >= WIDE * x.shape[-2]:
-        return product(_product_of_polynomials(square), x)
+        return product(_product_of_polynomials(square) * size.rsqrt(), x)
+    x = x * size.rsqrt()
     for number, coefficients in enumerate(POLAR_COEFFICIENTS):
         square = symmetric_product(x, x.mT) if number else square
         x = product(_polynomial(square, *coefficients), x)

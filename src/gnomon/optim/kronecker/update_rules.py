@@ -121,19 +121,19 @@ def adamw(params: list[Tensor], states: list[State], gradients: list[Tensor], gr
     torch._foreach_sub_(params, [move.to(p.dtype) for move, p in zip(moves, params, strict=True)])
 
 
-def along_polar_factor(averages: Tensor, count: int, has_bias: bool) -> Tensor:
-    """The polar factor of each of ``count`` matrices side by side in the outputs, for a batch ``(blocks, d, p)``.
+def along_polar_factor(averages: Tensor, count: int, has_bias: bool) -> None:
+    """Replace each of ``count`` matrices, which lie side by side in the outputs of a batch ``(blocks, d, p)``, by its
+    polar factor.
 
     The bias, a last column, is scaled as the weight is on average: it is no direction of the inputs.
     """
     weights = averages[..., :-1] if has_bias else averages
     blocks, d, p = weights.shape
     turned = polar_factor(weights.reshape(blocks * count, d // count, p)).reshape(blocks, d, p)
-    if not has_bias:
-        return turned
-    lengths = [torch.linalg.vector_norm(x, dim=(-2, -1), keepdim=True) for x in (turned, weights)]
-    ratio = lengths[0] / lengths[1].clamp(min=torch.finfo(averages.dtype).tiny)
-    return torch.cat([turned, averages[..., -1:] * ratio], -1)
+    if has_bias:
+        lengths = [torch.linalg.vector_norm(x, dim=(-2, -1)) for x in (turned, weights)]
+        averages[..., -1].mul_((lengths[0] / lengths[1].clamp(min=torch.finfo(averages.dtype).tiny)).unsqueeze(-1))
+    weights.copy_(turned)
 
 
 Rule = Callable[[list[Tensor], list[State], list[Tensor], State, Tensor], None]
@@ -361,7 +361,7 @@ class LayerSteps:
         for stack, averages in zip(stacks, found, strict=True):
             turn = stack[0].layer.turn
             assert turn is not None
-            averages.copy_(turn(averages))
+            turn(averages)
         return rms_of_stacks(stacks, found, rms.device)
 
     def _move_by_lengths(
