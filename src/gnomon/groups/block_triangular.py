@@ -38,12 +38,18 @@ def _add_product(rows: Tensor, x: Tensor, y: Tensor) -> None:
 def _coupling_norm(coupling: Tensor) -> Tensor:
     """The spectral norm, from above; where neither side is small, the Frobenius norm."""
     tall = coupling if coupling.shape[-2] >= coupling.shape[-1] else coupling.mT
+    return spectral_norm(tall) if tall.shape[-1] <= SMALL_SIZE else torch.linalg.vector_norm(tall, dim=(-2, -1))
+
+
+def _quick_coupling_norm(coupling: Tensor) -> Tensor:
+    """The same with one pass over a long side, unless squares are out of range, for which it reads a value."""
+    tall = coupling if coupling.shape[-2] >= coupling.shape[-1] else coupling.mT
     if tall.shape[-1] > SMALL_SIZE:
-        return torch.linalg.vector_norm(tall, dim=(-2, -1))
-    gram = matmul(tall.mT, tall)  # one pass over what is long
+        return _coupling_norm(tall)
+    gram = matmul(tall.mT, tall)
     squares, info = gram.diagonal(dim1=-2, dim2=-1).sum(-1), torch.finfo(gram.dtype)
     in_range = bool(((squares > info.tiny**0.5) & (squares < info.max**0.5)).all())
-    return spectral_norm(gram).sqrt() if in_range else spectral_norm(tall)
+    return spectral_norm(gram).sqrt() if in_range else _coupling_norm(tall)
 
 
 class BlockTriangular(Group):
@@ -248,8 +254,8 @@ class BlockTriangular(Group):
     def stretch(self, eta: Element) -> Tensor:
         """The norm of the symmetric 2 x 2 matrix of the parts' norms, which is no less than that of the whole."""
         e_s, e_t, coupling = self._open(eta)
-        s, t, c = self.source.stretch(e_s), self.target.stretch(e_t), _coupling_norm(widen(coupling)).to(coupling.dtype)
-        return (s + t + torch.hypot(s - t, math.sqrt(2) * c)) / 2
+        s, t, c = self.source.stretch(e_s), self.target.stretch(e_t), _quick_coupling_norm(widen(coupling))
+        return (s + t + torch.hypot(s - t, math.sqrt(2) * c.to(coupling.dtype))) / 2
 
     def metric_dual(self, covector: Element) -> Element:
         m_s, m_t, coupling = self._open(covector)

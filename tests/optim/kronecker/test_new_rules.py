@@ -87,7 +87,7 @@ class Signs:
         pass
 
     def turn(self, layer):
-        return torch.sign
+        return torch.Tensor.sign_
 
 
 def network():
