@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from gnomon import linalg
 from gnomon.experiments.bench.models import MODELS
 from gnomon.optim import INGD
-from gnomon.optim.kronecker import gram_factor, update_rules
+from gnomon.optim.kronecker import gram_factor, layer_steps
 from gnomon.optim.kronecker.compiling import compiled
 from gnomon.optim.kronecker.layers.base import FactoredLayer, Move
 
@@ -62,10 +62,10 @@ def step(optimizer: INGD, layer: FactoredLayer) -> Forms:
     """The direction, which is never compiled, and the move along it."""
     group, ok, params = optimizer.param_groups[0], torch.ones((), dtype=torch.bool), layer.layer.parameters
     peaks = linalg.peaks([p.grad for p in params if p.grad is not None])
-    largest = update_rules.Peaks(peaks, {p: i for i, p in enumerate(params)})
+    largest = layer_steps.Peaks(peaks, {p: i for i, p in enumerate(params)})
 
     def run(compiles: bool) -> None:
-        steps = update_rules.LayerSteps(
+        steps = layer_steps.LayerSteps(
             optimizer._states, optimizer._strategy, optimizer._precondition, replaces_gradients=False, compile=compiles
         )
         steps.by_rms([Move(layer, group, dict.fromkeys(params, group))], largest, ok)

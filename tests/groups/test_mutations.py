@@ -178,6 +178,7 @@ WRONG = {
     "norm_estimate, above": mutant(g.Diagonal, 2, norm_estimate=lambda self, n: 4 * n[0].abs().amax(-1)),
     "reach": mutant(g.Diagonal, 2, reach=lambda self, eta: self.norm_bound(self.scale(eta))),
     "stretch": mutant(g.Diagonal, 2, stretch=lambda self, eta: self.norm_bound(self.scale(eta))),
+    "quick_stretch": mutant(g.Diagonal, 2, quick_stretch=lambda self, eta: 0.5 * self.stretch(eta)),
     "products": mutant(g.Arrow, 4, products=property(lambda self: 3)),
     "transposed": mutant(g.Triangular, 2, transposed=property(lambda self: self)),
     "coordinate_sets": mutant(g.Arrow, 3, coordinate_sets=property(lambda self: ((0, 1),))),

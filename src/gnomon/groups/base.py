@@ -292,6 +292,13 @@ class Group(Blocks, ABC):
         reach = self.reach(eta)
         return torch.minimum(reach, self.length(eta).to(reach.dtype))
 
+    def quick_stretch(self, eta: Element) -> Tensor | None:
+        """About as large as ``stretch(eta)`` or larger, in a small part of its time; None where that is short already.
+
+        For large matrices the bound is one of probability: an unlucky step in a hundred exceeds it a little.
+        """
+        return None
+
     def exp(self, n: Element, order: int | None = None) -> Element:
         """``Exp(N)``, or its truncation after the linear (1) or quadratic (2) term.
 

@@ -422,9 +422,13 @@ class Affine(BlockTriangular):
 
         As a length of the mean's step the largest coordinate does not grow with their number.
         """
-        return torch.maximum(self.linear.stretch(eta[: len(self.linear.shapes)]), self.shift(eta))
+        return torch.maximum(self.linear.stretch(eta[: len(self.linear.shapes)]), self._shift(eta))
 
-    def shift(self, eta: Element) -> Tensor:
+    def quick_stretch(self, eta: Element) -> Tensor | None:
+        linear = self.linear.quick_stretch(eta[: len(self.linear.shapes)])
+        return None if linear is None else torch.maximum(linear, self._shift(eta))
+
+    def _shift(self, eta: Element) -> Tensor:
         """By how many standard deviations a coordinate of the whitened mean moves at most."""
         return math.sqrt(0.5) * eta[-1].abs().amax((-2, -1))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import SMALL_SIZE, apply_symmetric, matmul, spectral_norm, symmetric_product, widen
+from ..linalg import SMALL_SIZE, apply_symmetric, matmul, spectral_bound, spectral_norm, symmetric_product, widen
 from .base import Element, Group, positive_size
 
 
@@ -67,6 +67,11 @@ class Dense(Group):
 
     def stretch(self, eta: Element) -> Tensor:
         return spectral_norm(widen(0.5 * (eta[0] + eta[0].mT))).to(eta[0].dtype)
+
+    def quick_stretch(self, eta: Element) -> Tensor | None:
+        if self.k <= SMALL_SIZE:
+            return None
+        return spectral_bound(widen(0.5 * (eta[0] + eta[0].mT))).to(eta[0].dtype)
 
     def metric_dual(self, covector: Element) -> Element:
         return (covector[0].mul_(0.5),)

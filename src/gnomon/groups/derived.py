@@ -60,6 +60,7 @@ DERIVED_FROM: dict[str, tuple[str, ...]] = {
     "norm_estimate": ("apply",),
     "reach": ("norm_bound", "scale"),
     "stretch": ("reach", "length"),
+    "quick_stretch": (),
     "exp": ("mul", "identity_like", "norm_bound"),
     "move": ("mul", "exp"),
     "retract": ("scale", "move"),

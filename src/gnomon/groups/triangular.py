@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from ..linalg import spectral_norm, widen
+from ..linalg import SMALL_SIZE, spectral_bound, spectral_norm, widen
 from .base import Element, Group, positive_size
 
 _LEAF = 64  # below this size a plain product is faster than splitting
@@ -116,6 +116,12 @@ class Triangular(Group):
     def stretch(self, eta: Element) -> Tensor:
         n = self._unpack(self.scale(eta))
         return spectral_norm(widen(n + n.mT)).to(n.dtype)
+
+    def quick_stretch(self, eta: Element) -> Tensor | None:
+        if self.k <= SMALL_SIZE:
+            return None
+        n = self._unpack(self.scale(eta))
+        return spectral_bound(widen(n + n.mT)).to(n.dtype)
 
     @property
     def transposed(self) -> Group:

@@ -25,7 +25,6 @@ from .step_bound import (
     bounded_share,
     greatest_length,
     hold_at_bound,
-    quick_stretch,
 )
 
 Transport = Literal["auto", "corrected", "none"]
@@ -315,7 +314,7 @@ class _MovingFrame(Optimizer):
     def _bound(self, parameter: Tensor, group: Group, by_bracket: bool, radius: float) -> float:
         """Cut a step back to the radius, with its momentum; the answer is how long it is at most."""
         eta = group.unpack(parameter.detach())
-        quick = quick_stretch(group, eta)
+        quick = group.quick_stretch(eta)
         if quick is not None and float(quick.max()) <= min(radius, DEFAULT_RADIUS):
             return float(quick.max())
         stretch = group.stretch(eta)

@@ -8,8 +8,8 @@ import math
 import torch
 from torch import Tensor
 
-from ..groups import Affine, Dense, Element, Group, LowRankAffine, Marginal, Toeplitz, Triangular
-from ..linalg import HALF, SMALL_SIZE, align, probe, spectral_bound, spectral_norm_by_powers, widen
+from ..groups import Affine, Element, Group, LowRankAffine, Marginal
+from ..linalg import HALF, align, probe, spectral_norm_by_powers, widen
 from ..manifolds import Point
 
 AUTO_RADIUS = 0.5
@@ -36,23 +36,6 @@ def greatest_length(coordinates: Tensor) -> float:
     """
     length = SQRT_2 * torch.linalg.vector_norm(widen(coordinates)).item()
     return length if length == length else math.inf
-
-
-def quick_stretch(group: Group, eta: Element) -> Tensor | None:
-    """A bound on ``group.stretch(eta)`` in a small part of its time; None where that takes little time itself.
-
-    For large dense matrices the bound is one of probability: an unlucky step in a hundred exceeds it a little.
-    """
-    if isinstance(group, Affine):
-        linear = quick_stretch(group.linear, eta[: len(group.linear.shapes)])
-        return None if linear is None else torch.maximum(linear, group.shift(eta))
-    if isinstance(group, Toeplitz):
-        return group.quick_stretch(eta)
-    if group.k <= SMALL_SIZE or not isinstance(group, (Dense, Triangular)):
-        return None
-    n = widen(eta[0] if isinstance(group, Dense) else group.to_dense(group.scale(eta)))
-    norm = spectral_bound(n + n.mT).to(eta[0].dtype)
-    return 0.5 * norm if isinstance(group, Dense) else norm
 
 
 def bounded_share(group: Group, parameter: Tensor, radius: float) -> Tensor:

@@ -184,12 +184,18 @@ def check_norms(group: Group, device: Device = "cpu") -> None:
 
 
 def check_stretch(group: Group, eta: Element) -> None:
-    """``stretch`` is at least ``||N + N^T||_2``, but for the mean of a Gaussian, and not far above it."""
+    """``stretch`` is at least ``||N + N^T||_2``, but for the mean of a Gaussian, and not far above it.
+
+    ``quick_stretch`` is about as large, or larger.
+    """
     N = torch.stack([dense_algebra(group, group.scale(piece)) for piece in pieces(group, eta)]).sum(0)
     true, found = float(torch.linalg.matrix_norm(N + N.mT, 2)), float(group.stretch(eta))
     low = group.k**-0.5 if isinstance(group, Affine) else 1 - 1e-9  # a largest coordinate for a length
     ratio = f"stretch is {found / true if true else math.inf:.2f} times the spectral norm of N + N^T"
     require(group, "stretch", low * true <= found <= 2 * group.k * true, f"{ratio}, not between {low:.2g} and 2 k")
+    if (quick := group.quick_stretch(eta)) is not None:
+        ratio = f"quick_stretch is {float(quick) / found if found else math.inf:.2f} times the stretch"
+        require(group, "quick_stretch", 0.9 * found <= float(quick) <= 3 * found, f"{ratio}, not between 0.9 and 3")
 
 
 # ---------------------------------------------------------------------- exponentials

@@ -11,6 +11,7 @@ from torch.optim import lr_scheduler as schedules
 
 from gnomon.optim import INGD, KFAC
 from support.bare import Bare, classifier, closure_of, contiguous, equal, fall_of_the_loss, strided, two_clouds
+from support.teaching import train
 
 KINDS = [INGD, KFAC]
 
@@ -163,13 +164,7 @@ def test_rates_that_fall_with_depth(kind):
     rates = {id(p): group["lr"] for group in optimizer.param_groups for p in group["params"]}
     assert [rates[id(p)] for p in model.parameters()] == [5e-3] * 4 + [1e-2] * 2
     x = torch.randn(16, 10)
-    losses = []
-    for _ in range(20):
-        optimizer.zero_grad()
-        loss = (model(x) - 1).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = train(optimizer, lambda: (model(x) - 1).square().mean(), 20)
     assert losses[-1] < losses[0]
 
 
@@ -322,13 +317,7 @@ def test_channels_last(kind):
     model = nn.Sequential(nn.Conv2d(1, 1, 2, 1)).to(memory_format=torch.channels_last)
     x = torch.randn(20, 1, 2, 2).to(memory_format=torch.channels_last)
     optimizer = kind(model)
-    losses = []
-    for _ in range(5):
-        optimizer.zero_grad()
-        loss = (model(x) - 1).square().mean()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
+    losses = train(optimizer, lambda: (model(x) - 1).square().mean(), 5)
     assert losses[-1] < losses[0]
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from gnomon.optim import INGD, KFAC
-from gnomon.optim.kronecker.update_rules import LEAST_WIDTH, PLAIN
+from gnomon.optim.kronecker.layer_steps import LEAST_WIDTH, PLAIN
 from support.perceptron import batches, equal, objective, perceptron, train
 
 OPTIMIZERS = [INGD, KFAC]

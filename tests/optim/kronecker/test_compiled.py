@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from gnomon.optim import INGD
-from gnomon.optim.kronecker import update_rules
+from gnomon.optim.kronecker import layer_steps
 from gnomon.optim.kronecker.compiling import compiled
 from support.marks import slow_where
 
@@ -185,7 +185,7 @@ def test_compiled_moves_follow_schedules_and_groups():
 @pytest.mark.slow
 @pytest.mark.usefixtures("eager_compiler")
 def test_compiled_moves_of_many_layers(monkeypatch):
-    monkeypatch.setattr(update_rules, "FUSED", 2)
+    monkeypatch.setattr(layer_steps, "FUSED", 2)
     plain, _ = trained(network(5, 5, 5, 5, 5, 3), steps=4)
     found, graphs = trained(network(5, 5, 5, 5, 5, 3), steps=4, compile=True)
     torch.testing.assert_close(found, plain, rtol=1e-10, atol=1e-10)

@@ -8,7 +8,7 @@ from torch import nn
 
 from gnomon.linalg import rms_of
 from gnomon.optim import INGD
-from gnomon.optim.kronecker.update_rules import LEAST_WIDTH, PLAIN
+from gnomon.optim.kronecker.layer_steps import LEAST_WIDTH, PLAIN
 from support.matrices import F64, close
 from support.perceptron import batches
 from support.teaching import teacher

@@ -9,7 +9,6 @@ from torch import optim
 import gnomon
 from gnomon import groups as g
 from gnomon import riemannian
-from gnomon.optim.step_bound import quick_stretch
 from gnomon.problems import MetricNearness, random_spd
 from gnomon.testing import random_element
 from support.framed import Velocity, descend, generator
@@ -254,7 +253,7 @@ def test_quick_bounds_are_above_the_stretch(group):
     """So that steps are cut back as if it alone were known."""
     torch.manual_seed(0)
     eta = group.unpack(torch.randn(20, *group.storage_shape, dtype=torch.float64))
-    quick, stretch = quick_stretch(group, eta), group.stretch(eta)
+    quick, stretch = group.quick_stretch(eta), group.stretch(eta)
     if group in (g.Dense(8), g.Arrow(80)):
         assert quick is None
         return

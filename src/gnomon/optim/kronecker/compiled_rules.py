@@ -1,6 +1,6 @@
 """The step by a given root mean square as one function of tensors, for ``torch.compile``.
 
-It computes what :meth:`~.update_rules.LayerSteps.by_rms` computes, with two passes over memory instead of eight.
+It computes what :meth:`~.layer_steps.LayerSteps.by_rms` computes, with two passes over memory instead of eight.
 """
 
 from __future__ import annotations
