@@ -143,7 +143,7 @@ class Sample(Summary):
 
     @cached_property
     def matrix(self) -> Tensor:
-        """Of complete rows."""
+        """The average over complete rows."""
         total = torch.zeros(self.k, self.k, dtype=torch.float64)
         for rows, weights in self._parts():
             deviations = rows - self.mean
@@ -179,14 +179,14 @@ class RunningSums(Summary):
 
     @classmethod
     def empty(cls, rows: Tensor, weights: Tensor, centered: bool) -> RunningSums:
-        """For data whose first rows are these."""
+        """Return sums over no rows yet, for data that begin with these rows."""
         k = rows.shape[1]
         zero = torch.zeros(k, dtype=torch.float64)
         centre = zero if centered else (weights @ rows.double()) / weights.sum()
         return cls(centre, 0, 0.0, 0.0, zero.repeat(4, 1), zero.repeat(k, 1), centered)
 
     def plus(self, rows: Tensor, weights: Tensor) -> RunningSums:
-        """With more rows."""
+        """Return the sums over these rows and the earlier ones."""
         powers, products = self.powers.clone(), self.products.clone()
         size = max(1, CHUNK // self.k)
         for part, each in zip(rows.split(size), weights.split(size), strict=True):

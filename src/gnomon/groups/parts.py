@@ -88,11 +88,10 @@ def closed_part(group: Group, a: Element, where: Tensor) -> Factor | None:
 
 def _closed_part_of_block_triangular(group: BlockTriangular, a: Element, where: Tensor) -> Factor | None:
     """A closed part of the source alone, or the whole source and a closed part of the target."""
-    parts = _split(group, where)
-    if parts is None:
+    split = _split(group, a, where)
+    if split is None:
         return None
-    in_source, in_target = parts
-    a_s, a_t, coupling = group._open(a)
+    (in_source, in_target), (a_s, a_t, coupling) = split
     if not len(in_target):
         return closed_part(group.source, a_s, in_source)
     target = closed_part(group.target, a_t, in_target) if is_whole(in_source, group.source.k) else None
@@ -144,14 +143,16 @@ def _square_factor(rows: Tensor) -> Tensor:
     return rows if rows.shape[-2] == rows.shape[-1] else lower_factor(rows)
 
 
-def _split(group: BlockTriangular, where: Tensor) -> tuple[Tensor, Tensor] | None:
-    """The positions in the source and in the target; None where they are not in order."""
+def _split(
+    group: BlockTriangular, a: Element, where: Tensor
+) -> tuple[tuple[Tensor, Tensor], tuple[Element, Element, Tensor]] | None:
+    """The positions in the source and in the target, and the parts of A; None where positions are not in order."""
     cut = group.first.k
     count = int((where < cut).sum())
     first, rest = where[:count], where[count:] - cut
     if not bool((first < cut).all()):
         return None
-    return (rest, first) if group.upper else (first, rest)
+    return (rest, first) if group.upper else (first, rest), group._open(a)
 
 
 def _part_of_block_triangular(group: BlockTriangular, a: Element, where: Tensor) -> Factor | None:
@@ -160,11 +161,10 @@ def _part_of_block_triangular(group: BlockTriangular, a: Element, where: Tensor)
     If the rows i of S are zero elsewhere, the part is the square of ``[[S_i, 0, 0], [C_ji, T_j, C_jo]]`` with the
     coupling to what is left out of the source, ``C_jo``. The target takes that up, if its structure can.
     """
-    parts = _split(group, where)
-    if parts is None:
+    split = _split(group, a, where)
+    if split is None:
         return None
-    in_source, in_target = parts
-    a_s, a_t, coupling = group._open(a)
+    (in_source, in_target), (a_s, a_t, coupling) = split
     if not len(in_target):
         return part_of_square(group.source, a_s, in_source)
     coupling = coupling[..., in_target, :]
