@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sklearn.datasets import load_breast_cancer
 from sklearn.mixture import GaussianMixture as SklearnMixture
 from sklearn.preprocessing import StandardScaler
 
@@ -95,3 +96,10 @@ def test_the_benchmark_runs_in_a_small_form():
     result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
     assert result.returncode == 0, result.stderr
     assert "above diagonal EM" in result.stdout
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_low_rank_converges_on_features_that_are_nearly_collinear(form):
+    X = StandardScaler().fit_transform(load_breast_cancer().data)
+    model = GaussianMixture(2, structure="lowrank:2", form=form, max_iter=50, random_state=0).fit(X)
+    assert model.converged_

@@ -116,14 +116,12 @@ class Folds:
 def candidates(k: int, form: Form, complete: bool = True) -> list[list[Model]]:
     """Families of structures for k features, from few parameters to many.
 
-    Those without a closed form take long: low rank is left out in precision form, and Toeplitz where values are
-    missing.
+    Toeplitz, which has no closed form, takes long and is left out where values are missing.
     """
     ranks = [r for r in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20) if r <= k // 2]
     sizes = [b for b in (2, 3, 4, 5, 8, 10, 15, 20, 25, 50) if b <= k // 2]
     names = [["diagonal"], ["toeplitz"] if complete and 2 < k <= LARGEST_DENSE else []]
-    names += [[f"block:{b}" for b in sizes], [f"arrow:{r}" for r in ranks]]
-    names += [[f"lowrank:{r}" for r in ranks]] if form == "covariance" else []
+    names += [[f"block:{b}" for b in sizes], [f"arrow:{r}" for r in ranks], [f"lowrank:{r}" for r in ranks]]
     names += [["dense"] if k <= LARGEST_DENSE else []]
     return [[structure_model(name, k, form) for name in family] for family in names]
 

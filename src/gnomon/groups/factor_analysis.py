@@ -1,4 +1,8 @@
-"""Maximum likelihood of factor analysis from a covariance matrix, by Newton's method in the noise variances."""
+"""Maximum likelihood of low rank plus diagonal from a covariance matrix, by Newton's method in the diagonal.
+
+The covariance (factor analysis), or with ``inverse`` the precision, is ``B B^T + Diag(c)^2``. Both are one problem in
+the scales ``psi``, which are ``c^2`` or ``c^-2``.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +12,26 @@ import torch
 from torch import Tensor
 
 SMALLEST_NOISE = 1e-7
-"""The floor of a noise variance, as a share of the feature's. Where the likelihood wants none it is a Heywood case."""
+"""The floor of psi, as a share of the feature's variance. Where the likelihood wants none it is a Heywood case."""
 ITERATIONS = 200
 LONGEST_STEP = 3.0
-"""No noise variance changes by more than e to this power in an iteration."""
+"""No scale changes by more than a factor of e to this power in an iteration."""
 ENOUGH = 1e-14
 """Where no more is to be gained than this, one more step is the last."""
+LARGEST_INVERSE = 1e5
+"""The ceiling of ``c^-2``, in units of a feature's variance. Where the likelihood wants more it is a Heywood case."""
 RIDGE = 0.05
 """The share of the variances that is added to the covariance for the start, so that it has an inverse."""
 MOST_NOISE = 0.99
-"""The share of the variances that is noise at the second start."""
+"""The share of the variances (of an inverse, that of the variances in psi) that is noise at the second start."""
 
 
 class _Profile(NamedTuple):
-    """``1/2 (log det Sigma + tr Sigma^-1 tau)`` with the best loadings for given noise variances, and its derivatives.
+    """``1/2 (log det Sigma + tr Sigma^-1 tau)`` with the best loadings for given scales psi, and its derivatives.
 
-    With the eigenvalues ``l_j`` and eigenvectors ``w_j`` of ``psi^-1/2 tau psi^-1/2``, those of the factors (the r
-    largest, where they are above one) are fitted exactly (Joereskog 1967); nothing is asked of zero eigenvalues.
+    With the eigenvalues ``l_j`` and eigenvectors ``w_j`` of ``psi^-1/2 tau psi^-1/2``, those of the factors are fitted
+    exactly: the r largest, where they are above one (Joereskog 1967), or with ``inverse`` the r smallest, where they
+    are below one. Nothing is asked of zero eigenvalues that are not among them.
     """
 
     value: float
@@ -54,58 +61,94 @@ class _Profile(NamedTuple):
         return 0.5 * result
 
 
-def _profile(tau: Tensor, log_noise: Tensor, rank: int) -> _Profile:
-    scale = (-0.5 * log_noise).exp()
-    values, vectors = torch.linalg.eigh(scale.unsqueeze(-1) * tau * scale)
-    largest = torch.arange(len(values), device=values.device) >= len(values) - rank
-    factors = largest & (values > 1)
-    value = log_noise.sum() + (values[factors].log() + 1).sum() + values[~factors].sum()
-    return _Profile(0.5 * float(value), values, vectors, factors)
+class _Problem(NamedTuple):
+    """Which ``1/2 (log det Sigma + tr Sigma^-1 tau)`` is minimized, and over which scales."""
+
+    tau: Tensor
+    rank: int
+    inverse: bool
+
+    def bounds(self) -> tuple[Tensor, Tensor]:
+        """Of ``log psi``: a floor for noise that vanishes, a ceiling for an inverse whose diagonal vanishes."""
+        variances = self.tau.diagonal()
+        floor = (SMALLEST_NOISE * variances).log()
+        return floor, (LARGEST_INVERSE * variances).log() if self.inverse else torch.full_like(floor, torch.inf)
+
+    def starts(self) -> tuple[Tensor, Tensor]:
+        """Two places to begin at."""
+        variances, share = self.tau.diagonal(), 1 - 0.5 * self.rank / len(self.tau)
+        if self.inverse:
+            return (variances / share).log(), (variances / MOST_NOISE).log()
+        # Joereskog's start: a share of what the other features do not explain.
+        unexplained = 1 / torch.linalg.inv(self.tau + RIDGE * torch.diag(variances)).diagonal()
+        return (share * unexplained).log(), (MOST_NOISE * variances).log()
+
+    def profile(self, log_psi: Tensor) -> _Profile:
+        scale = (-0.5 * log_psi).exp()
+        values, vectors = torch.linalg.eigh(scale.unsqueeze(-1) * self.tau * scale)
+        values = values.clamp(min=torch.finfo(values.dtype).eps * float(values[-1]))  # what rounding leaves of them
+        places = torch.arange(len(values), device=values.device)
+        if self.inverse:
+            factors = (places < self.rank) & (values < 1)
+        else:
+            factors = (places >= len(values) - self.rank) & (values > 1)
+        value = log_psi.sum() + (values[factors].log() + 1).sum() + values[~factors].sum()
+        return _Profile(0.5 * float(value), values, vectors, factors)
+
+    def factors(self, profile: _Profile, log_psi: Tensor) -> tuple[Tensor, Tensor]:
+        """B and c. The loadings ``c w_j sqrt(l_j - 1)`` (``1 / l_j`` of an inverse) come largest first."""
+        if self.inverse:
+            noise, vectors, ratios = (-0.5 * log_psi).exp(), profile.vectors, 1 / profile.values
+        else:
+            noise, vectors, ratios = (0.5 * log_psi).exp(), profile.vectors.flip(1), profile.values.flip(0)
+        loadings = vectors[:, : self.rank] * (ratios[: self.rank] - 1).clamp(min=0).sqrt()
+        return noise.unsqueeze(-1) * loadings, noise
 
 
-def fit_factors(tau: Tensor, rank: int, start: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def fit_factors(tau: Tensor, rank: int, start: Tensor | None = None, inverse: bool = False) -> tuple[Tensor, Tensor]:
     """Loadings ``B`` (k x r) and noise ``c`` (k): ``B B^T + Diag(c)^2`` nearest to tau, ``KL(N(0, tau) || .)`` minimal.
 
-    For a sample covariance, also a singular one, this is maximum likelihood. It is exact where tau is low rank plus
-    diagonal. Where the noise of a feature vanishes (a Heywood case) there are often several maxima; a second start is
-    made then. With a ``start``, noise c from which to begin, there is no other.
+    With ``inverse`` it is ``(B B^T + Diag(c)^2)^-1`` that is near to tau, which must not be singular.
+
+    For a sample covariance, without ``inverse`` also a singular one, this is maximum likelihood. It is exact where tau
+    (or its inverse) is low rank plus diagonal. Where an entry of c vanishes (a Heywood case) there are often several
+    maxima; a second start is made then. With a ``start``, c from which to begin, there is no other.
     """
-    variances = tau.diagonal()
-    floor = (SMALLEST_NOISE * variances).log()
+    problem = _Problem(tau, rank, inverse)
+    floor, ceiling = problem.bounds()
     if start is not None:
-        current, log_noise = _descend(tau, rank, torch.maximum(2 * start.log(), floor), floor)
+        log_psi = (-2 if inverse else 2) * start.log()
+        current, log_psi = _descend(problem, log_psi.clamp(floor, ceiling), floor, ceiling)
     else:
-        # Joereskog's start: a share of what the other features do not explain.
-        unexplained = 1 / torch.linalg.inv(tau + RIDGE * torch.diag(variances)).diagonal()
-        current, log_noise = _descend(tau, rank, ((1 - 0.5 * rank / len(tau)) * unexplained).log(), floor)
-        if bool((log_noise <= floor).any()):
-            other = _descend(tau, rank, (MOST_NOISE * variances).log(), floor)
-            current, log_noise = min((current, log_noise), other, key=lambda found: found[0].value)
-    noise = (0.5 * log_noise).exp()
-    return _loadings(current, noise, rank), noise
+        first, second = problem.starts()
+        current, log_psi = _descend(problem, first, floor, ceiling)
+        if bool(((log_psi <= floor) | (log_psi >= ceiling)).any()):
+            other = _descend(problem, second, floor, ceiling)
+            current, log_psi = min((current, log_psi), other, key=lambda found: found[0].value)
+    return problem.factors(current, log_psi)
 
 
-def _descend(tau: Tensor, rank: int, log_noise: Tensor, floor: Tensor) -> tuple[_Profile, Tensor]:
-    """Newton's method in the logarithms of the noise variances, none of which goes below its floor."""
-    current = _profile(tau, log_noise, rank)
+def _descend(problem: _Problem, log_psi: Tensor, floor: Tensor, ceiling: Tensor) -> tuple[_Profile, Tensor]:
+    """Newton's method in the logarithms of the scales, all of which stay within their bounds."""
+    current = problem.profile(log_psi)
     for _ in range(ITERATIONS):
         gradient = current.gradient()
-        free = ~((log_noise <= floor) & (gradient > 0))
+        free = ~((log_psi <= floor) & (gradient > 0) | (log_psi >= ceiling) & (gradient < 0))
         direction = _newton_direction(current, gradient, free)
         slope = float(gradient @ direction)
         if slope > -ENOUGH:
-            log_noise = torch.maximum(log_noise + direction, floor)
-            return _profile(tau, log_noise, rank), log_noise
+            log_psi = (log_psi + direction).clamp(floor, ceiling)
+            return problem.profile(log_psi), log_psi
         size = min(1.0, LONGEST_STEP / float(direction.abs().max()))
-        trial, found = log_noise, current
+        trial, found = log_psi, current
         while size > 1e-6 and not found.value < current.value + min(1e-4 * size * slope, 0.0):
-            trial = torch.maximum(log_noise + size * direction, floor)
-            found = _profile(tau, trial, rank)
+            trial = (log_psi + size * direction).clamp(floor, ceiling)
+            found = problem.profile(trial)
             size *= 0.5
         if not found.value < current.value:  # rounding
             break
-        log_noise, current = trial, found
-    return current, log_noise
+        log_psi, current = trial, found
+    return current, log_psi
 
 
 def _newton_direction(profile: _Profile, gradient: Tensor, free: Tensor) -> Tensor:
@@ -119,9 +162,3 @@ def _newton_direction(profile: _Profile, gradient: Tensor, free: Tensor) -> Tens
             direction[free] = -torch.cholesky_solve(gradient[free].unsqueeze(-1), root).squeeze(-1)
             return direction
     return -gradient
-
-
-def _loadings(profile: _Profile, noise: Tensor, rank: int) -> Tensor:
-    """``psi^1/2 w_j sqrt(l_j - 1)`` for the r largest eigenvalues, largest first; zero where one is not above one."""
-    values, vectors = profile.values[-rank:].flip(0), profile.vectors[:, -rank:].flip(1)
-    return noise.unsqueeze(-1) * vectors * (values - 1).clamp(min=0).sqrt()

@@ -42,7 +42,7 @@ def has_closed_form(group: Group, form: Form) -> bool:
     if isinstance(group, BlockTriangular):
         return all(has_closed_form(block, form) for block in group.blocks)
     if isinstance(group, LowRank):
-        return form == "covariance"  # not a formula, but Newton's method in few iterations
+        return True  # not a formula, but Newton's method in few iterations
     return type(group) in (Dense, Triangular, Diagonal, Fixed, BlockDiagonal)
 
 
@@ -112,9 +112,10 @@ def _(group: BlockTriangular, moments: Moments, form: Form, solver: Solver) -> E
 
 @_likeliest.register
 def _(group: LowRank, moments: Moments, form: Form, solver: Solver) -> Element:
-    if form == "precision":
-        return solver(group, moments, form)
     matrices = moments.dense()
+    if form == "precision":
+        cholesky(matrices)  # an error where they are singular
+        return group.inverse_factor(matrices)
     if not bool((matrices.diagonal(dim1=-2, dim2=-1) > 0).all()):
         raise SingularMomentsError("a feature has no variance")
     return group.factor(matrices)

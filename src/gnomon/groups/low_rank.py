@@ -178,10 +178,17 @@ class LowRank(Marginal):
 
         The search may begin at given noise c, of shape ``(*batch, k)``.
         """
+        return self._nearest(tau, start, inverse=False)
+
+    def inverse_factor(self, tau: Tensor, start: Tensor | None = None) -> Element:
+        """The element of a matrix whose inverse is nearest to tau in the same sense."""
+        return self._nearest(tau, start, inverse=True)
+
+    def _nearest(self, tau: Tensor, start: Tensor | None, inverse: bool) -> Element:
         batch = tau.shape[:-2]
         wide = tau.double().reshape(-1, self.k, self.k)
         starts = [None] * len(wide) if start is None else start.double().reshape(-1, self.k).unbind(0)
-        fits = (fit_factors(matrix, self.rank, noise) for matrix, noise in zip(wide, starts, strict=True))
+        fits = (fit_factors(matrix, self.rank, noise, inverse) for matrix, noise in zip(wide, starts, strict=True))
         loadings, noise = map(torch.stack, zip(*fits, strict=True))
         return self.element(
             loadings.to(tau.dtype).reshape(*batch, self.k, self.rank), noise.to(tau.dtype).reshape(*batch, self.k)

@@ -65,8 +65,9 @@ def fit_factors(group: Group, form: Form, covariances: Tensor, current: Element 
 
     Of low rank, Newton's method begins where the factors are at present, so that the likelihood cannot decrease.
     """
-    if isinstance(group, LowRank) and form == "covariance" and current is not None:
-        return group.factor(covariances, current[1])
+    if isinstance(group, LowRank) and current is not None:
+        fit = group.factor if form == "covariance" else group.inverse_factor
+        return fit(covariances, current[1])
     if has_closed_form(group, form):
         return likeliest(group, DenseMoments(covariances), form, minimize)
     flat = covariances.reshape(-1, group.k, group.k)
