@@ -21,7 +21,7 @@ def exact(matrix):
 @pytest.mark.parametrize("shape", [(3, 8, 8), (2, 5, 40), (2, 40, 5), (1, 1, 7), (1, 300, 130)])
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
 def test_the_iteration_comes_near_the_orthogonal_factor(shape, scale):
-    """Singular vectors are those of the matrix, and singular values above a thousandth of the largest come near 1."""
+    """Singular vectors are those of the matrix, and singular values above a hundredth of the norm come near 1."""
     torch.manual_seed(0)
     u, _, v = torch.linalg.svd(torch.randn(shape, dtype=F64), full_matrices=False)
     values = torch.logspace(-1.5, 0, u.shape[-1], dtype=F64)
@@ -46,6 +46,18 @@ def test_half_precision(dtype):
     matrix = torch.randn(1, 12, 30)
     half = polar_factor(matrix.to(dtype)).float()
     assert torch.nn.functional.cosine_similarity(half.flatten(), exact(matrix).flatten(), dim=0) > 0.97
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(24, 24), (16, 128), (128, 16), (96, 300)])
+def test_half_precision_of_matrices_with_small_singular_values(shape, dtype):
+    torch.manual_seed(0)
+    u, _, v = torch.linalg.svd(torch.randn(shape), full_matrices=False)
+    k = min(shape)
+    for values in (torch.arange(1, k + 1.0) ** -1.5, torch.eye(k)[0] + 1e-2):
+        found = polar_factor((u * values @ v)[None].to(dtype)).float()[0]
+        assert torch.linalg.svdvals(found)[0] < 1.5
+        assert ((u.mT @ found @ v.mT).diagonal()[values > 0.05] > 0.6).all()
 
 
 def moved(model, optimizer, x):

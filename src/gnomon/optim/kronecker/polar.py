@@ -18,7 +18,7 @@ from .update_rules import along_polar_factor
 
 MOST_SIDES = 1
 """The largest ratio of a matrix's smaller side to the rows of a batch. Beyond it the iterations would take more than
-twice as long as the layer's forward and backward pass."""
+twice as long as the layer's forward and backward pass, which has three products of that side with as many rows."""
 FUSED_NAMES = ("qkv", "query_key_value", "c_attn", "in_proj")
 """Ends of the names of linear layers whose output is queries, keys and values side by side."""
 
