@@ -17,7 +17,15 @@ from gnomon.experiments.quality.report import Report
 from gnomon.experiments.quality.run import bench_quality, compact, restore
 from gnomon.experiments.quality.runs import Outcome, Run
 from gnomon.experiments.quality.samples import Samples, SampleTask
-from gnomon.experiments.quality.statistics import Score, are_best, bootstrap, geometric_means, mean_ranks, steps_to
+from gnomon.experiments.quality.statistics import (
+    Score,
+    are_best,
+    bootstrap,
+    geometric_means,
+    mean_ranks,
+    steps_to,
+    time_to,
+)
 from gnomon.experiments.quality.study import FULL, Study
 from gnomon.experiments.quality.task import train
 from gnomon.experiments.quality.timing import Times, Timing
@@ -63,15 +71,23 @@ def finish(found):
 
 
 # ---------------------------------------------------------------------- runs
+PLANNED = "Time to AdamW's measure with a schedule for it"
+
+
 def test_a_study_has_all_its_runs_and_a_page(tiny, tmp_path):
     found = tiny_study(tmp_path)
     finish(found)
     done = [run for run in found.known() if found.outcome(run) is not None]
-    assert len(done) == found.size == 3 * 4 + 3 * (3 + 2 * 2)
+    assert len(done) == found.size == 3 * 4 + 3 * (3 + 2 * 2 + 2 * 2)
     report = Report(found, {"tiny": "test error"})
     assert report.sets["all"] == ["tiny"]
     page = report.markdown()
-    for title in ("Final measure at equal steps", "Summary in the time of Muon", "Steps and time to AdamW's measure"):
+    for title in (
+        "Final measure at equal steps",
+        "Summary in the time of Muon",
+        "Steps and time to AdamW's measure",
+        PLANNED,
+    ):
         assert f"## {title}" in page
     assert "nan" not in page
 
@@ -89,6 +105,8 @@ def test_results_in_the_repository_are_taken_and_changed_settings_are_not(tiny, 
     changed = tiny_study(tmp_path / "three")
     restore(changed, kept)
     assert {run.optimizer for run in changed.left()} == {"ingd"}
+    assert changed.times("tiny", "ingd") is None
+    assert changed.times("tiny", "muon").steps == found.times("tiny", "muon").steps
 
 
 def test_a_run_is_determined_by_its_seed_and_kept(tiny, tmp_path):
@@ -160,6 +178,15 @@ def test_steps_to_a_level():
     assert steps_to(2.0, [outcome(1.0, curve)]) == 10
     assert steps_to(0.5, [outcome(1.0, curve)]) == math.inf
     assert steps_to(9.0, [Outcome(1.0, 1.0, 0.0, failure="ValueError")]) == math.inf
+
+
+def test_the_time_for_which_a_run_must_be_planned():
+    by_time = {0.25: [outcome(4.0)], 0.5: [outcome(2.0)], 1.0: [outcome(1.0)]}
+    assert time_to(2.0, by_time) == pytest.approx(0.5)
+    assert time_to(math.sqrt(2), by_time) == pytest.approx(math.sqrt(0.5))  # linear in the logarithms of both
+    assert time_to(5.0, by_time) == 0.25
+    assert time_to(0.9, by_time) == math.inf
+    assert time_to(2.0, {0.5: [Outcome(1.0, math.inf, 0.0, failure="ValueError")], 1.0: [outcome(1.0)]}) == 1.0
 
 
 # ---------------------------------------------------------------------- tasks and contestants

@@ -17,8 +17,8 @@ from ..training.config import TrainingError, check_name
 from .contestants import CONTESTANTS
 from .picture import draw
 from .report import Report
-from .runs import Outcome, Run
-from .study import FULL, QUICK, Scale, Study
+from .runs import Outcome, Run, settings_digest
+from .study import CHOICE_SEED, FULL, QUICK, Scale, Study
 from .suite import TASKS
 from .timing import Times
 
@@ -145,7 +145,13 @@ def compact(report: Report) -> str:
         "measures": report.measures,
         "steps": study.tasks,
         "times": [
-            [task, optimizer, times.steps, [float(f"{share:.4g}") for share in times.shares]]
+            [
+                task,
+                optimizer,
+                settings_digest(optimizer),
+                times.steps,
+                [float(f"{share:.4g}") for share in times.shares],
+            ]
             for task in study.tasks
             for optimizer in study.optimizers
             if (times := study.times(task, optimizer)) is not None
@@ -165,8 +171,9 @@ def restore(study: Study, kept: Path) -> None:
     if data["scale"] != study.scale.name:
         return
     known = {json.dumps([entry[name] for name in Run.IDENTITY]): entry for entry in data["runs"]}
-    for task, optimizer, steps, shares in data["times"]:
-        if task in study.tasks and optimizer in study.optimizers and study.times(task, optimizer) is None:
+    for task, optimizer, settings, steps, shares in data["times"]:
+        is_ours = task in study.tasks and optimizer in study.optimizers and settings == settings_digest(optimizer)
+        if is_ours and study.times(task, optimizer) is None:
             study.timing(task, optimizer).keep(Times(steps, shares))
     count = -1
     while count != (count := len(known)):  # the settings of a stage are known when the stage before it has ended
@@ -177,10 +184,10 @@ def restore(study: Study, kept: Path) -> None:
 
 
 def _entry(run: Run, outcome: Outcome) -> dict[str, Any]:
-    entry = {**run.identity, **outcome.as_data()}
-    entry["curve"] = [_rounded(point) for point in outcome.curve] if run.plan == "steps" and run.seed else []
-    return entry
+    has_curve = run.plan == "steps" and run.seed != CHOICE_SEED
+    curve = [[_rounded(number) for number in point] for point in outcome.curve] if has_curve else []
+    return {**run.identity, **outcome.as_data(), "curve": curve}
 
 
-def _rounded(point: tuple[float, ...]) -> list[float]:
-    return [float(f"{number:.5g}") for number in point]
+def _rounded(number: float) -> float:
+    return float(f"{number:.5g}")

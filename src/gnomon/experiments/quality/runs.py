@@ -76,7 +76,7 @@ class Run:
     def identity(self) -> dict[str, Any]:
         """The values of :attr:`IDENTITY`."""
         named = {name: getattr(self, name) for name in self.IDENTITY[:-1]}
-        return {**named, "settings": _digest(CONTESTANTS[self.optimizer].settings)}
+        return {**named, "settings": settings_digest(self.optimizer)}
 
     def outcome(self) -> Outcome | None:
         """Return the result, or None if there is no readable file of this run with the same settings."""
@@ -97,9 +97,10 @@ class Run:
         write_atomically(self.path, json.dumps(data) + "\n")
 
 
-def _digest(settings: dict[str, str]) -> str:
-    """Return a short text that differs where settings differ."""
-    return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:12]
+def settings_digest(optimizer: str) -> str:
+    """Return a short text that differs where the settings of an optimizer differ."""
+    settings = json.dumps(CONTESTANTS[optimizer].settings, sort_keys=True)
+    return hashlib.sha256(settings.encode()).hexdigest()[:12]
 
 
 def _trained(run: Run, task: Task) -> Outcome:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean
 from typing import Any
@@ -88,4 +88,22 @@ def steps_to(level: float, runs: list[Outcome]) -> float:
         steps, _, values = zip(*points, strict=True)
         if mean(values) <= level:
             return mean(steps)
+    return math.inf
+
+
+def time_to(level: float, by_time: Mapping[float, list[Outcome]]) -> float:
+    """Return the time for which a run must be planned so that it ends at a level.
+
+    Between two times for which runs were planned, the logarithm of their mean measure is taken as linear in the
+    logarithm of the time. The least time is returned if its runs already end at the level, and infinity if none do.
+    """
+    before: tuple[float, float] | None = None
+    for time, runs in sorted(by_time.items()):
+        value = Score.of(runs).mean
+        if value <= level:
+            if before is None or not math.isfinite(before[1]):
+                return time
+            part = math.log(before[1] / level) / math.log(before[1] / value)
+            return before[0] * (time / before[0]) ** part
+        before = time, value
     return math.inf

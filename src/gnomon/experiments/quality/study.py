@@ -36,6 +36,8 @@ class Scale:
     """The number of measures of a curve."""
     references: tuple[str, ...] = (ADAMW, MUON)
     """The optimizers in whose time the others run too."""
+    shares: tuple[float, ...] = (0.25, 0.5)
+    """The shares of AdamW's time for which shorter runs of the others are planned."""
 
     def steps_of(self, own: int) -> int:
         """Return the steps of a task that has ``own`` steps."""
@@ -43,7 +45,7 @@ class Scale:
 
 
 FULL = Scale("full")
-QUICK = Scale("quick", share=0.1, rates=(1, 2), seeds=1, points=5, references=(ADAMW,))
+QUICK = Scale("quick", share=0.1, rates=(1, 2), seeds=1, points=5, references=(ADAMW,), shares=())
 
 
 @dataclass
@@ -91,8 +93,8 @@ class Study:
     def final_outcomes(self, task: str, optimizer: str) -> list[Outcome] | None:
         return self.outcomes(self.finals(task, optimizer))
 
-    def in_time_of(self, reference: str, task: str, optimizer: str) -> list[Run]:
-        """Return runs with as many steps as fit in the CPU time of another optimizer's runs.
+    def in_time_of(self, reference: str, task: str, optimizer: str, share: float = 1.0) -> list[Run]:
+        """Return runs with as many steps as fit in a share of the CPU time of another optimizer's runs.
 
         The schedule is planned for these steps. There are no such runs if one of the two optimizers failed.
         """
@@ -102,14 +104,26 @@ class Study:
             return []
         if pace is None or budget is None:
             return []
-        steps = pace.steps_in(budget.total)
-        return [self._run(task, optimizer, rate, seed, steps, f"{reference}-time") for seed in self._seeds]
+        steps = pace.steps_in(share * budget.total)
+        plan = f"{reference}-time" if share == 1 else f"{share:g}-{reference}-time"
+        return [self._run(task, optimizer, rate, seed, steps, plan) for seed in self._seeds]
 
     def outcomes_in_time_of(self, reference: str, task: str, optimizer: str) -> list[Outcome] | None:
         """Return the results at equal time. Those of the reference itself are its own."""
         if optimizer == reference:
             return self.final_outcomes(task, optimizer)
         return self.outcomes(self.in_time_of(reference, task, optimizer))
+
+    def by_time(self, task: str, optimizer: str) -> dict[float, list[Outcome]]:
+        """Return the results of runs that are planned for a time, by that time in units of AdamW's, the least first.
+
+        They are those for shares of AdamW's time and for the whole of it, and those with the task's own steps.
+        """
+        found = {share: self.outcomes(self.in_time_of(ADAMW, task, optimizer, share)) for share in self.shares}
+        found[1.0] = self.outcomes_in_time_of(ADAMW, task, optimizer)
+        if (times := self.times(task, optimizer)) is not None:
+            found.setdefault(times.total, self.final_outcomes(task, optimizer))
+        return {time: found[time] or [] for time in sorted(found) if found[time]}
 
     def timing(self, task: str, optimizer: str) -> Timing:
         """Return the measurement of an optimizer's time."""
@@ -128,6 +142,11 @@ class Study:
     def references(self) -> list[str]:
         """The optimizers in whose time the others run too."""
         return [name for name in self.scale.references if name in self.optimizers]
+
+    @property
+    def shares(self) -> tuple[float, ...]:
+        """The shares of AdamW's time for which shorter runs are planned."""
+        return self.scale.shares if ADAMW in self.optimizers else ()
 
     @property
     def _seeds(self) -> range:
@@ -151,6 +170,10 @@ class Study:
             for task, optimizer in pairs:
                 if optimizer != reference:
                     yield from self.in_time_of(reference, task, optimizer)
+        for share in self.shares:
+            for task, optimizer in pairs:
+                if optimizer != ADAMW:
+                    yield from self.in_time_of(ADAMW, task, optimizer, share)
 
     def left(self) -> list[Run | Timing]:
         """Return the runs and timings that have not ended and whose settings are known."""
@@ -162,7 +185,7 @@ class Study:
     def size(self) -> int:
         """The number of all runs, of the known ones and of those to come."""
         rates = len(self.optimizers) * len(self.scale.rates)
-        plans = len(self.optimizers) + len(self.references) * (len(self.optimizers) - 1)
+        plans = len(self.optimizers) + (len(self.references) + len(self.shares)) * (len(self.optimizers) - 1)
         return len(self.tasks) * (rates + self.scale.seeds * plans)
 
     def finish(self, workers: int, console: Console) -> None:

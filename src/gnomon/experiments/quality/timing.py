@@ -12,7 +12,7 @@ import numpy as np
 
 from ..common.files import write_atomically
 from .contestants import ADAMW, CONTESTANTS
-from .runs import FAILURES, task_of
+from .runs import FAILURES, settings_digest, task_of
 from .task import Training
 
 TURNS = 20
@@ -67,7 +67,8 @@ class Timing:
     @property
     def identity(self) -> dict[str, Any]:
         """What determines the result beside the program and the machine."""
-        return {"task": self.task, "optimizer": self.optimizer, "steps": self.steps}
+        named = {"task": self.task, "optimizer": self.optimizer, "steps": self.steps}
+        return {**named, "settings": settings_digest(self.optimizer)}
 
     def outcome(self) -> Times | None:
         """Return the times, or None if they were not measured yet."""
