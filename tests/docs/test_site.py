@@ -27,6 +27,16 @@ pytestmark = [
 ]
 
 MEASURE = """<body style="margin:0">%s<script>
+const brokenNumber = cell => {
+  const page = cell.ownerDocument, range = page.createRange();
+  const texts = page.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
+  for (let text = texts.nextNode(); text; text = texts.nextNode())
+    for (const number of text.data.matchAll(/\\d[\\d.,]+/g)) {
+      range.setStart(text, number.index);
+      range.setEnd(text, number.index + number[0].length);
+      if ([...range.getClientRects()].filter(line => line.width > 0).length > 1) return number[0];
+    }
+};
 const measure = frame => {
   const page = frame.contentDocument, wide = [...page.querySelectorAll(".md-content table:not([class])")];
   const shown = [...page.querySelectorAll(".md-content math")].filter(m => m.getBoundingClientRect().width > 5);
@@ -35,6 +45,8 @@ const measure = frame => {
     formulas: shown.length, tables: wide.filter(t => t.getBoundingClientRect().height > 20).length,
     scrolled: wide.filter(t => t.scrollWidth > t.parentElement.clientWidth + 1).length,
     pictures: [...page.querySelectorAll(".md-content img")].map(i => [i.naturalWidth, i.clientWidth]),
+    cut: wide.flatMap(t => [...t.querySelectorAll("td, th")]).filter(c => c.scrollWidth > c.clientWidth + 1).length,
+    broken: wide.flatMap(t => [...t.querySelectorAll("td")]).map(brokenNumber).filter(n => n),
     highlighted: page.querySelectorAll(".highlight span.kn").length,
     requests: frame.contentWindow.performance.getEntriesByType("resource").map(r => r.name)};
 };
@@ -180,6 +192,14 @@ def test_no_page_asks_another_machine_for_anything(measures, address):
 def test_nothing_overflows(measures, width):
     wide = {name: m["page"] for (name, at), m in measures.items() if at == width and m["page"] > width}
     assert not wide, f"pages wider than {width} pixels: {wide}"
+
+
+@needs_browser
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_are_neither_cut_nor_scrolled_and_keep_numbers_in_one_line(measures, width):
+    found = [measure for (_, at), measure in measures.items() if at == width]
+    assert not {m["name"]: m["broken"] for m in found if m["broken"]}
+    assert not [m["name"] for m in found if m["cut"] or m["scrolled"]]
 
 
 @needs_browser
