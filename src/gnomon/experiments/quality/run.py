@@ -145,13 +145,7 @@ def compact(report: Report) -> str:
         "measures": report.measures,
         "steps": study.tasks,
         "times": [
-            [
-                task,
-                optimizer,
-                settings_digest(optimizer),
-                times.steps,
-                [float(f"{share:.4g}") for share in times.shares],
-            ]
+            [task, optimizer, settings_digest(optimizer), times.steps, times.shares]
             for task in study.tasks
             for optimizer in study.optimizers
             if (times := study.times(task, optimizer)) is not None

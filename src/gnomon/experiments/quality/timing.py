@@ -84,8 +84,12 @@ class Timing:
         self.keep(times)
 
     def keep(self, times: Times) -> None:
-        """Write the times."""
-        data = {"timing": self.identity, "marks": times.steps, "shares": times.shares}
+        """Write the times, with as many digits as they have in the repository.
+
+        Other runs get their number of steps from them, which must be the same when the times are restored from there.
+        """
+        shares = [float(f"{share:.4g}") for share in times.shares]
+        data = {"timing": self.identity, "marks": times.steps, "shares": shares}
         write_atomically(self.path, json.dumps(data) + "\n")
 
     def _measured(self) -> Times:

@@ -1,0 +1,79 @@
+"""Pages say what the committed results of today's settings say."""
+
+import json
+import re
+
+import pytest
+
+from gnomon.experiments.quality.report import Report
+from gnomon.experiments.quality.run import restore
+from gnomon.experiments.quality.study import FULL, Study
+from support.repository import ROOT
+
+RESULTS = ROOT / "benchmarks" / "quality.json"
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory):
+    """The report of the committed runs. Runs with other settings than today's are left out of it."""
+    data = json.loads(RESULTS.read_text())
+    optimizers = list(dict.fromkeys(run["optimizer"] for run in data["runs"]))
+    study = Study(tmp_path_factory.mktemp("quality"), data["steps"], optimizers, FULL)
+    restore(study, RESULTS)
+    return Report(study, data["measures"])
+
+
+@pytest.fixture(scope="module")
+def sections(report):
+    return {section.title: section for section in report.sections}
+
+
+def without_versions(page):
+    return page.rpartition("\n\nMeasured with ")[0]
+
+
+@pytest.mark.slow
+def test_the_quality_page_is_that_of_the_committed_runs(report):
+    page = (ROOT / "docs" / "results" / "quality.md").read_text()
+    assert without_versions(page) == without_versions(report.markdown())
+    assert "runs are missing" not in page
+
+
+def cell(section, row, column):
+    """The first number of a cell, as it is printed."""
+    found = next(cells for cells in section.rows if cells[0] == row)
+    return re.match(r"[\d.]+", found[section.header.index(column)])[0]
+
+
+def ranks(sections, title, *optimizers):
+    return [cell(sections[title], optimizer, "all: mean rank") for optimizer in optimizers]
+
+
+def in_percent(ratio):
+    return f"{100 * (float(ratio) - 1):.1f}%"
+
+
+@pytest.mark.slow
+def test_the_readme_says_what_the_suite_measured(sections):
+    page = " ".join((ROOT / "README.md").read_text().split())
+    (at_steps,) = ranks(sections, "Summary at equal steps", "INGD")
+    (in_time,) = ranks(sections, "Summary in the time of AdamW", "INGD")
+    assert f"INGD's mean rank is {at_steps} and {in_time}" in page
+    means = sections["Steps and time to AdamW's measure"].rows[-1]
+    steps = re.match(r"[\d.]+", means[-1])[0]
+    assert f"AdamW's final result in {steps} of its steps" in page
+
+
+@pytest.mark.slow
+def test_the_page_of_networks_says_what_the_suite_measured(sections):
+    page = " ".join((ROOT / "docs" / "networks.md").read_text().split())
+    own, before = ranks(sections, "Summary at equal steps", "INGD", "INGD before")
+    assert f"INGD has a mean rank of {own} of seven; the next one, INGD of version 0.1, has {before}" in page
+    for reference in ("AdamW", "Muon"):
+        own, muon = ranks(sections, f"Summary in the time of {reference}", "INGD", "Muon")
+        assert f"{own} (Muon {muon})" in page, reference
+    planned = sections["Time to AdamW's measure with a schedule for it"].rows[-1][-1].split()[0]
+    assert f"in {planned} of AdamW's CPU time" in page
+    sensitivity = sections["Sensitivity to the learning rate"]
+    for column in ("usual rate", "twice the best rate", "half the best rate"):
+        assert in_percent(cell(sensitivity, "INGD", column)) in page, column
