@@ -33,12 +33,12 @@ NO_AUTOCAST: AbstractContextManager[Any] = nullcontext()
 
 # ---------------------------------------------------------------------- types and shapes
 def widen(x: Tensor) -> Tensor:
-    """``x`` in float32 if it is in half precision, which has neither FFTs nor factorizations; else ``x`` itself."""
+    """Return ``x``, in float32 if it is in half precision, which has neither FFTs nor factorizations."""
     return x.float() if x.dtype in HALF else x
 
 
 def as_tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
-    """A tensor as it is; numbers, lists, arrays of any stride and type, and data frames as a tensor on the CPU.
+    """Return numbers, lists, arrays of any stride and type, and data frames as a tensor on the CPU; a tensor as it is.
 
     With ``like``, what is not a tensor gets its type and device.
     """
@@ -62,17 +62,17 @@ def as_tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
 
 
 def align(values: Tensor, block: Tensor) -> Tensor:
-    """Values of the batch shape, with dimensions of size one appended so that they multiply a block."""
+    """Return values of the batch shape with dimensions of size one appended, so that they multiply a block."""
     return values.reshape(values.shape + (1,) * (block.ndim - values.ndim))
 
 
 def is_differentiated(*tensors: Tensor) -> bool:
-    """Whether autograd records operations on any of the tensors."""
+    """Return whether autograd records operations on any of the tensors."""
     return torch.is_grad_enabled() and any(t.requires_grad for t in tensors)
 
 
 def full_precision(like: Tensor) -> AbstractContextManager[Any]:
-    """A context without autocast on the device of ``like``."""
+    """Return a context without autocast on the device of ``like``."""
     kind = like.device.type
     if kind == "meta":  # which knows no autocast
         return NO_AUTOCAST
@@ -82,12 +82,12 @@ def full_precision(like: Tensor) -> AbstractContextManager[Any]:
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)  # cached, so it must be usable outside of inference mode
 def probe(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A fixed random vector of length k."""
+    """Return a fixed random vector of length k."""
     return torch.randn(k, generator=torch.Generator().manual_seed(k), device="cpu").to(device, dtype)
 
 
 def power_of_two(size: Tensor) -> Tensor:
-    """The smallest power of two that is larger than each size; 1 where a size is zero or not finite.
+    """Return the smallest power of two above each size, and 1 where a size is zero or not finite.
 
     A product with it is exact.
     """
@@ -96,7 +96,7 @@ def power_of_two(size: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------- products
 def empty(like: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """Memory for a matrix; rows begin at cache lines where the matrix is so wide that it matters."""
+    """Return memory for a matrix. Rows begin at cache lines where the matrix is so wide that it matters."""
     width = shape[-1]
     if width < ALIGNED_WIDTH or width % CACHE_LINE == 0:
         return like.new_empty(shape)
@@ -111,22 +111,22 @@ def _product_shape(a: Tensor, b: Tensor) -> tuple[int, ...]:
 
 
 def _is_traced(a: Tensor, b: Tensor) -> bool:
-    """Whether autograd or ``torch.compile`` follows the product, so that it must not write to given memory."""
+    """Return whether autograd or ``torch.compile`` follows the product, so that it must not write to given memory."""
     return torch.compiler.is_compiling() or is_differentiated(a, b)
 
 
 def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """``A B`` of small matrices; for two batches torch's ``matmul`` would take five calls more."""
+    """Return ``A B`` of small matrices. For two batches torch's ``matmul`` would take five calls more."""
     return torch.bmm(a, b) if a.ndim == b.ndim == 3 and a.shape[0] == b.shape[0] else torch.matmul(a, b)
 
 
 def product(a: Tensor, b: Tensor) -> Tensor:
-    """``A B`` of large matrices, in aligned memory."""
+    """Return ``A B`` of large matrices, in aligned memory."""
     return a @ b if _is_traced(a, b) else torch.matmul(a, b, out=empty(a, _product_shape(a, b)))
 
 
 def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
-    """``A B`` where that is known to be symmetric: the lower half is computed, the upper half is a copy of it.
+    """Return ``A B``, which is known to be symmetric: the lower half is computed, the upper half is a copy of it.
 
     At sizes above 500 it takes 0.6 to 0.7 of the time of a full product.
     """
@@ -141,7 +141,7 @@ def symmetric_product(a: Tensor, b: Tensor) -> Tensor:
 
 
 def apply_symmetric(matrix: Tensor, rows: Tensor, scratch: Tensor | None) -> Tensor:
-    """``S x`` for each row x and a symmetric S, in the memory ``scratch`` if it is given."""
+    """Return ``S x`` for each row x and a symmetric S, in the memory ``scratch`` if it is given."""
     if scratch is None:
         return matmul(rows, matrix)
     if rows.stride(-1) == 1:
@@ -159,7 +159,7 @@ def mirror(matrix: Tensor) -> Tensor:
 
 
 def _panels(k: int) -> Iterator[tuple[int, int]]:
-    """The first row of each panel of a matrix and the row after its last; panels begin at cache lines."""
+    """Yield the first row of each panel of a matrix and the row after its last. Panels begin at cache lines."""
     width = max(PANEL, k // PANELS // CACHE_LINE * CACHE_LINE)
     return itertools.pairwise([*range(0, max(round(k / width), 1) * width, width), k])
 
@@ -181,7 +181,7 @@ it is never so: their rounding would outweigh the squares of small singular valu
 
 
 def polar_factor(matrices: Tensor) -> Tensor:
-    """``U V^T`` of ``U S V^T`` for a batch of matrices ``(blocks, d, p)``, with singular values between 0.73 and 1.27.
+    """Return about ``U V^T`` of ``U S V^T`` for a batch ``(blocks, d, p)``. Singular values are between 0.73 and 1.27.
 
     The iteration is that of Newton and Schulz with optimized coefficients, on the smaller side::
 
@@ -207,14 +207,14 @@ def polar_factor(matrices: Tensor) -> Tensor:
 
 
 def _polynomial(square: Tensor, a: float, b: float, c: float) -> Tensor:
-    """``a I + b A + c A^2`` of a symmetric A."""
+    """Return ``a I + b A + c A^2`` of a symmetric A."""
     result = symmetric_product(square, square).mul_(c).add_(square, alpha=b)
     result.diagonal(dim1=-2, dim2=-1).add_(a)
     return result
 
 
 def _product_of_polynomials(square: Tensor) -> Tensor:
-    """The product of all P, by ``A <- P A P`` on the smaller side alone; all of them commute.
+    """Return the product of all P, by ``A <- P A P`` on the smaller side alone. All of them commute.
 
     For wide matrices it takes half of the multiplications of the iteration on X.
     """
@@ -228,14 +228,14 @@ def _product_of_polynomials(square: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------- symmetric matrices with each number stored once
 def packed_size(k: int) -> int:
-    """The length of a packed k x k matrix: ``k (k + 1) / 2`` numbers, and at most ``k`` more."""
+    """Return the length of a packed k x k matrix: ``k (k + 1) / 2`` numbers, and at most ``k`` more."""
     h = k // 2
     q = k - h
     return q * (q + 1) + q * h
 
 
 def pack_symmetric(matrix: Tensor) -> Tensor:
-    """The blocks ``[[A, B^T], [B, C]]`` as B and a rectangle of A's upper and, one row lower, C's lower triangle.
+    """Return ``[[A, B^T], [B, C]]`` as B and a rectangle of A's upper and, one row lower, C's lower triangle.
 
     Rectangles are copied by rows; packing a triangle entry by entry would take thirty times as long.
     """
@@ -249,7 +249,7 @@ def pack_symmetric(matrix: Tensor) -> Tensor:
 
 
 def unpack_symmetric(packed: Tensor, k: int) -> Tensor:
-    """The inverse of :func:`pack_symmetric`."""
+    """Return the matrix that :func:`pack_symmetric` has packed."""
     h = k // 2
     q = k - h
     rectangle = packed[..., : q * (q + 1)].unflatten(-1, (q + 1, q))
@@ -269,7 +269,7 @@ SMALL_SIZE = 64
 
 
 def spectral_norm(matrices: Tensor) -> Tensor:
-    """``||M||_2`` by ``||(M^T M)^4||_F^(1/8)``: an upper bound, within ``k^(1/16)``, for matrices of few columns k."""
+    """Return ``||(M^T M)^4||_F^(1/8)``, an upper bound of ``||M||_2`` within ``k^(1/16)``, for few columns k."""
     peak = matrices.abs().amax((-2, -1), keepdim=True).clamp(min=torch.finfo(matrices.dtype).tiny)
     power = matrices / peak
     for _ in range(3):
@@ -283,7 +283,7 @@ CHANCE = 1e-4
 
 
 def spectral_bound(matrices: Tensor) -> Tensor:
-    """At least ``||M||_2`` of symmetric matrices, with a probability of 99%, by 8 products with a random vector x.
+    """Return at least ``||M||_2`` of symmetric matrices, with a probability of 99%, by 8 products with a random x.
 
     With the first eigenvector u it is ``|M^8 x| >= ||M||^8 |<u, x>|``. The bound is 1.5 to 2.5 times the norm.
     """
@@ -300,7 +300,7 @@ def spectral_bound(matrices: Tensor) -> Tensor:
 def spectral_norm_by_powers(
     apply: Callable[[Tensor], Tensor], apply_transposed: Callable[[Tensor], Tensor], start: Tensor
 ) -> Tensor:
-    """About ``||N||_2``: a lower bound by four steps of the power method on ``N^T N``, in float64.
+    """Return about ``||N||_2``: a lower bound by four steps of the power method on ``N^T N``, in float64.
 
     The functions multiply rows ``(*batch, 1, k)`` with N and ``N^T``.
     """
@@ -328,13 +328,13 @@ SAFE_RMS = {torch.float32: (1e-15, 1e15), torch.float64: (1e-140, 1e140)}
 @functools.lru_cache(maxsize=256)
 @torch.inference_mode(False)  # cached, so it must be usable outside of inference mode
 def constant(values: tuple[object, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Numbers that are the same at many steps: they go to the device once, and the host does not wait for it."""
+    """Return numbers that are the same at many steps. They go to the device once, and the host does not wait for it."""
     pinned = torch.tensor(values, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")
     return pinned.to(device, non_blocking=True)
 
 
 def rms_of(stacks: Sequence[Tensor], device: torch.device) -> Tensor:
-    """The root mean square of each matrix in a list of stacks of matrices, in float64 and at any scale.
+    """Return the root mean square of each matrix in a list of stacks of matrices, in float64 and at any scale.
 
     It is not finite where an entry is not.
     """
@@ -361,14 +361,14 @@ def _norms(stack: Tensor) -> Tensor:
 
 
 def _norms_in_units(stack: Tensor) -> Tensor:
-    """The norms of numbers whose squares vanish or overflow."""
+    """Return the norms of numbers whose squares vanish or overflow."""
     wide = stack.to(promoted(stack.dtype, torch.float32))
     unit = power_of_two(wide.abs().flatten(1).amax(1))
     return _norms(wide / unit.view(-1, *(1,) * (stack.ndim - 1))).double() * unit
 
 
 def peaks(tensors: list[Tensor]) -> Tensor:
-    """The largest magnitude in each tensor, on the first one's device; not finite where an entry is not."""
+    """Return the largest magnitude in each tensor, on the first one's device; not finite where an entry is not."""
     # A maximum norm takes twenty times as long.
     ends = [end for t in tensors for end in torch.aminmax(t if t.numel() else t.new_zeros(1))]
     device, dtype = tensors[0].device, functools.reduce(promoted, (t.dtype for t in tensors), torch.float32)

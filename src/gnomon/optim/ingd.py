@@ -233,7 +233,7 @@ class INGD(KroneckerOptimizer):
         tensor_parallel_group: ProcessGroup | None = None,
         **settings: Any,
     ) -> INGD:
-        """An INGD of parameters with names, for engines that hand over groups of them and no model.
+        """Return an INGD of parameters with names, for engines that hand over groups of them and no model.
 
         Factors come from gradient matrices, and there are no hooks. A parameter of two dimensions is a matrix, one of
         three a stack of matrices, as those of experts. Others follow ``fallback``. A first step with zero gradients
@@ -263,7 +263,7 @@ class INGD(KroneckerOptimizer):
         return optimizer
 
     def factors(self, name: str) -> tuple[Tensor, Tensor]:
-        """The dense K and C of a layer, in the curvature's own units: ``K K^T x C C^T`` is near the inverse curvature.
+        """Return the dense K and C of a layer, in the curvature's own units: ``K K^T x C C^T`` is near its inverse.
 
         They have shapes ``(p, p)`` and ``(d, d)``, with a leading dimension where a layer has several blocks.
         """

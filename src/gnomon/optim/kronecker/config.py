@@ -55,7 +55,7 @@ def resolves_preset(paper: Settings, shared: Collection[str] = ()) -> Callable[[
 
 
 def preset_arguments(optimizer: type, preset: str = "robust") -> Settings:
-    """The defaults of an optimizer's arguments with a preset."""
+    """Return the defaults of an optimizer's arguments with a preset."""
     check_choice("preset", preset, PRESETS)
     init: Any = vars(optimizer)["__init__"]
     defaults = {

@@ -51,12 +51,12 @@ def check_settings(settings: Settings) -> None:
 
 
 def at_step(settings: Settings, step: int) -> Settings:
-    """The settings with the value of each function at a step."""
+    """Return the settings with the value of each function at a step."""
     return {name: value(step) if callable(value) else value for name, value in settings.items()}
 
 
 def own_numbers(settings: Settings) -> Settings:
-    """The settings with numbers for tensors of one element; a learning rate becomes a tensor of its own.
+    """Return the settings with numbers for tensors of one element. A learning rate becomes a tensor of its own.
 
     A scheduler changes the rate of each group in its memory.
     """
@@ -68,22 +68,22 @@ def own_numbers(settings: Settings) -> Settings:
 
 
 def _is_unusual(name: str, value: object) -> bool:
-    """Whether a setting that somebody has changed has to become a number, or a tensor without dimensions."""
+    """Return whether a changed setting has to become a number, or a tensor without dimensions."""
     return isinstance(value, Tensor) and (name != "lr" or value.ndim > 0)
 
 
 def is_due(settings: Settings) -> bool:
-    """Whether the coming step updates the factors of a group."""
+    """Return whether the coming step updates the factors of a group."""
     return bool(settings["step"] >= settings["next_update"])
 
 
 def due_weights(groups: list[Settings]) -> set[nn.Parameter]:
-    """The weights whose factors the coming step updates."""
+    """Return the weights whose factors the coming step updates."""
     return {p for group in groups if group["role"] == "layer" and is_due(group) for p in group["params"]}
 
 
 def plan_updates(groups: list[Settings], growing: bool) -> None:
-    """Say when the factors of groups that were due are updated again."""
+    """Choose the step at which the factors of groups that were due are updated again."""
     for group in groups:
         if is_due(group):
             grown = 1 + group["step"] // GROWTH if growing else group["update_every"]
@@ -103,7 +103,7 @@ def follow_schedules(group: Settings, schedules: Schedules) -> None:
 
 
 def checked_group(group: Settings) -> Settings:
-    """A copy of a parameter group, with its parameters as a list."""
+    """Return a copy of a parameter group, with its parameters as a list."""
     if not isinstance(group, dict) or "params" not in group:
         raise TypeError(f"a group must be a dictionary with 'params' and settings, got {group!r}")
     allowed = {*NUMBERS, "params"}
@@ -120,14 +120,14 @@ def checked_group(group: Settings) -> Settings:
 
 
 def is_named(pair: object) -> bool:
-    """Whether something is a name and a parameter, as ``named_parameters()`` gives them; the model knows the names."""
+    """Return whether something is a name and a parameter, as ``named_parameters()`` gives them."""
     return isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[0], str)
 
 
 def split_group(
     members: list[nn.Parameter], others: list[nn.Parameter], wanted: Settings, fallback_lr: Any
 ) -> Iterator[tuple[Settings, Schedules]]:
-    """The parameters of layers and the others as two groups with their schedules, each with its learning rate."""
+    """Yield the parameters of layers and the others as two groups with their schedules, each with its learning rate."""
     settings, counters = own_numbers(at_step(wanted, 0)), {"step": 0, "next_update": 0, "interval": 1}
     schedules = {name: value for name, value in wanted.items() if callable(value)}
     if members:

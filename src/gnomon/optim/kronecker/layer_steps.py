@@ -45,7 +45,7 @@ class Peaks:
     place: dict[nn.Parameter, int]
 
     def of(self, moving: Sequence[Move]) -> Tensor:
-        """The largest magnitude in the gradients of each layer."""
+        """Return the largest magnitude in the gradients of each layer."""
         places = [[self.place[p] for p in move.groups] for move in moving]
         width = max(map(len, places))
         table = tuple((*row, *row[:1] * (width - len(row))) for row in places)
@@ -53,7 +53,7 @@ class Peaks:
 
 
 def parts_of(moving: Sequence[Move], directions: Iterable[Tensor]) -> list[Part]:
-    """The parameters that move, with their parts of the directions of their layers."""
+    """Return the parameters that move, each with its part of its layer's direction."""
     found = []
     for place, (move, matrix) in enumerate(zip(moving, directions, strict=True)):
         layer = move.layer.layer
@@ -64,17 +64,17 @@ def parts_of(moving: Sequence[Move], directions: Iterable[Tensor]) -> list[Part]
 
 
 def by_kind(parts: Iterable[Part]) -> list[list[Part]]:
-    """The parameters that move together: of one group, type and device."""
+    """Return lists of parameters that move together: those of one group, type and device."""
     return alike(parts, lambda part: (id(part.group), part.p.dtype, part.p.device))
 
 
 def for_parts(values: Tensor, parts: list[Part]) -> Tensor:
-    """A number for each layer as one for each of its parameters, in their type."""
+    """Return a number for each parameter, in its type, from a number for each layer."""
     return values.to(parts[0].p.dtype)[constant(tuple(part.layer for part in parts), torch.long, values.device)]
 
 
 def with_even_rows(directions: Tensor, layer: Layer) -> Tensor:
-    """Matrices in memory of which the parts of parameters are views, with rows or columns at one distance."""
+    """Return the matrices with rows or columns at one distance in memory, so that the parts of parameters are views."""
     if layer.is_transposed:
         return directions.mT.contiguous().mT
     far, apart, near = directions.stride()
@@ -82,14 +82,14 @@ def with_even_rows(directions: Tensor, layer: Layer) -> Tensor:
 
 
 def rms_of_stacks(stacks: list[list[Move]], found: list[Tensor], device: torch.device) -> Tensor:
-    """The root mean square of each layer's direction."""
+    """Return the root mean square of each layer's direction."""
     rows = [ds if ds.stride(-1) == 1 else ds.mT for ds in found]
     counted = zip(rows, stacks, strict=True)
     return rms_of([ds.view(len(stack), -1, ds.shape[-1]) for ds, stack in counted], device)
 
 
 def whole_stacks(moving: list[Move], parts: list[Part]) -> tuple[list[list[Move]], list[Tensor]]:
-    """A stack for each layer, and its direction from the whole parts of its parameters."""
+    """Return a stack for each layer, and its direction, which is put together from the parts of its parameters."""
     layers = [move.layer.layer for move in moving]
     wholes = [[part.direction for part in same] for same in alike(parts, lambda part: part.layer)]
     matrices = [layer.matrix(*tensors) for layer, tensors in zip(layers, wholes, strict=True)]
@@ -118,7 +118,7 @@ class LayerSteps:
         self._replaces_gradients, self._compile = replaces_gradients, compile
 
     def move(self, moving: list[Move], largest: Peaks, levels: Levels, ok: Tensor) -> Tensor:
-        """Move all layers, or replace their gradients; gives whether that could be done."""
+        """Move all layers, or replace their gradients, and return whether that could be done."""
         strategy = self._strategy
 
         def kind(move: Move) -> tuple[Hashable, ...]:
@@ -143,7 +143,7 @@ class LayerSteps:
         return self._strategy.local([part.p for part in parts])
 
     def _averages(self, parts: list[Part]) -> list[Tensor]:
-        """The momenta of parameters, zeros at first."""
+        """Return the momenta of parameters, which are zeros at first."""
         states = [self._states[part.p] for part in parts]
         for part, state in zip(parts, states, strict=True):
             if "momentum_buffer" not in state:
@@ -157,7 +157,10 @@ class LayerSteps:
 
     # ------------------------------------------------------------------ by a given root mean square
     def by_rms(self, moving: list[Move], largest: Peaks, ok: Tensor) -> None:
-        """``W <- (1 - lr weight_decay) W - lr D``, D along the average of directions, with a given root mean square."""
+        """Do ``W <- (1 - lr weight_decay) W - lr D``, where D has a given root mean square.
+
+        D goes along the average of directions, or along its polar factor.
+        """
         stacks, found = self._precondition(moving)
         mine = [move for stack in stacks for move in stack]
         found = [with_even_rows(ds, stack[0].layer.layer) for ds, stack in zip(found, stacks, strict=True)]
@@ -189,12 +192,12 @@ class LayerSteps:
         self._move_by_lengths(moving, mine, parts, lengths, gates)
 
     def _parts(self, stacks: list[list[Move]], found: list[Tensor]) -> list[Part]:
-        """The parts of the directions of all stacks."""
+        """Return the parts of the directions of all stacks."""
         matrices = (matrix for ds, stack in zip(found, stacks, strict=True) for matrix in parted(ds, len(stack)))
         return parts_of([move for stack in stacks for move in stack], matrices)
 
     def _turn(self, stacks: list[list[Move]], found: list[Tensor], rms: Tensor) -> Tensor:
-        """Make directions of averages in place; gives the root mean square of each layer's direction."""
+        """Replace averages by the directions that come from them; return the root mean square of each."""
         for stack, averages in zip(stacks, found, strict=True):
             turn = stack[0].layer.turn
             assert turn is not None
@@ -220,7 +223,7 @@ class LayerSteps:
                 decoupled(self._params(same), moves, far, same[0].group, own)
 
     def _look_ahead(self, kinds: list[list[Part]], momentum: float) -> None:
-        """Directions become what Nesterov's average of them will be a step later, in place."""
+        """Replace directions by what Nesterov's average of them will be a step later."""
         if self._replaces_gradients:
             return
         for same in kinds:
@@ -231,7 +234,7 @@ class LayerSteps:
                     part.direction.copy_(ahead)
 
     def _remember(self, kinds: list[list[Part]], momentum: float, gates: Tensor) -> None:
-        """The averages take in the directions that :meth:`_look_ahead` was given, if they are finite."""
+        """Add the directions that :meth:`_look_ahead` was given to their averages, if they are finite."""
         if self._replaces_gradients:
             return
         for same in kinds:
@@ -239,14 +242,14 @@ class LayerSteps:
             remember(self._averages(same), ahead, momentum, for_parts(gates, same))
 
     def _gates(self, moving: list[Move], rms: Tensor, largest: Peaks, ok: Tensor) -> Tensor:
-        """1 for layers that move, 0 for the others."""
+        """Return 1 for layers that move, and 0 for the others."""
         if not moving:
             return rms
         may = may_move(moving, largest, ok).to(rms.device)
         return (may & (rms > 0) & (rms < math.inf)).to(rms.dtype)
 
     def _may_fuse(self, moving: list[Move]) -> bool:
-        """Whether steps are compiled: those of whole layers at this rank, in full precision."""
+        """Return whether steps are compiled: those of whole layers at this rank, in full precision."""
         strategy = self._strategy
         apart = self._replaces_gradients or strategy.is_sharded or strategy.moves_apart
         if (
@@ -259,7 +262,7 @@ class LayerSteps:
         return all(len(move.groups) == len(move.layer.layer.parameters) for move in moving)
 
     def _by_rms_fused(self, moving: list[Move], parts: list[Part], largest: Peaks, ok: Tensor) -> None:
-        """The same step from the directions on, with one compiled function for many layers."""
+        """Do the same step from the directions on, with one compiled function for many layers."""
         may, units = may_move(moving, largest, ok), power_of_two(largest.of(moving))
         group, by_layer, far = moving[0].group, alike(parts, lambda part: part.layer), step_lengths(moving)
         for layers in (by_layer[start : start + FUSED] for start in range(0, len(by_layer), FUSED)):
@@ -280,9 +283,9 @@ class LayerSteps:
 
     # ------------------------------------------------------------------ as long as directions are
     def naturally(self, moving: list[Move], levels: Levels, ok: Tensor) -> Tensor:
-        """``M <- momentum M + D + weight_decay W``, ``W <- W - lr M``, for all layers or none.
+        """Do ``M <- momentum M + D + weight_decay W`` and ``W <- W - lr M`` for all layers or for none.
 
-        Gives whether the layers have moved.
+        Return whether the layers have moved.
         """
         strategy = self._strategy
         stacks, found = self._precondition(moving)
@@ -322,8 +325,9 @@ class LayerSteps:
                     part.direction = direction
 
     def _round(self, parts: list[Part], moving: list[Move], ok: Tensor) -> Tensor:
-        """Directions in the types of their parameters; gives whether half precision can hold them, and the momenta
-        that they add up to.
+        """Convert directions to the types of their parameters.
+
+        Return whether half precision can hold them and the momenta that they add up to.
         """
         half = [part for part in parts if part.p.dtype in HALF]
         if any(move.layer.weight.dtype in HALF for move in moving):  # at all ranks or at none
@@ -343,7 +347,7 @@ class LayerSteps:
         return self._strategy.maximum((~fits).float().view(1))[0] == 0
 
     def _take_momentum(self, parts: list[Part], ok: Tensor) -> None:
-        """Directions become the momenta that they are added to."""
+        """Add directions to their momenta, which take their place."""
         if self._replaces_gradients:
             return
         for same in by_kind(parts):
@@ -355,7 +359,7 @@ class LayerSteps:
                 part.direction = momentum
 
     def _clipping(self, parts: list[Part], moving: list[Move]) -> Tensor | None:
-        """``min(1, sqrt(kl_clip / (lr^2 sum <G, D>)))``: the predicted change of the loss is at most ``kl_clip``."""
+        """Return ``min(1, sqrt(kl_clip / (lr^2 sum <G, D>)))``, so that the loss changes by at most ``kl_clip``."""
         if all(move.group["kl_clip"] is None for move in moving):
             return None
         change = torch.zeros((), device=moving[0].layer.weight.device)
@@ -369,7 +373,7 @@ class LayerSteps:
 
 
 def step_lengths(moving: Sequence[Move]) -> tuple[float, ...]:
-    """The root mean square of each layer's step at a learning rate of 1.
+    """Return the root mean square of each layer's step at a learning rate of 1.
 
     It is ``step_rms sqrt(base_width / width)``, with the layer's number of inputs as its width, so that a step changes
     the outputs of wide and narrow layers by about as much. Widths below :data:`LEAST_WIDTH` count as that. A step along
@@ -387,5 +391,8 @@ def step_lengths(moving: Sequence[Move]) -> tuple[float, ...]:
 
 
 def may_move(moving: list[Move], largest: Peaks, ok: Tensor) -> Tensor:
-    """Which layers may move. A layer without any gradient stays: its average would shrink, its step would not."""
+    """Return which layers may move.
+
+    A layer without any gradient stays: its average would shrink, its step would not.
+    """
     return ok & (largest.of(moving) > 0)

@@ -51,14 +51,14 @@ class PolarDirections:
                 raise ValueError(f"polar asks for {count} matrices in {layer.name}, which has {layer.layer.d} outputs")
 
     def turn(self, layer: FactoredLayer) -> Turn | None:
-        """None where the directions stay as they are, as where the rows of a batch do not pay for the iterations."""
+        """Return what replaces averages by directions, or None where a batch has too few rows to pay for it."""
         count, inner = self.count(layer), layer.layer
         smaller = min(inner.d // max(count, 1), inner.p - (inner.bias is not None))
         pays = layer.rows == 0 or smaller <= MOST_SIDES * layer.rows
         return _turn(count, inner.bias is not None) if count and pays else None
 
     def count(self, layer: FactoredLayer) -> int:
-        """The number of matrices side by side in the outputs of a layer; 0 where its directions stay as they are."""
+        """Return how many matrices lie side by side in a layer's outputs, or 0 where its directions stay as they are."""
         asked = next((n for pattern, n in self._asked.items() if fnmatchcase(layer.name, pattern)), None)
         if asked is not None:
             return asked
@@ -72,5 +72,5 @@ class PolarDirections:
 
 @cache
 def _turn(count: int, has_bias: bool) -> Turn:
-    """The same object for the same numbers: layers with one function are turned together."""
+    """Return the same object for the same numbers, because layers with one function are handled as a batch."""
     return partial(along_polar_factor, count=count, has_bias=has_bias)

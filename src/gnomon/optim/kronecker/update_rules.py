@@ -19,36 +19,37 @@ from .strategy import Alone
 
 # ---------------------------------------------------------------------- rules
 def added(weight: float, gates: Tensor) -> list[Tensor]:
-    """What new values are multiplied with: ``weight``, or 0 where nothing may change."""
+    """Return what new values are multiplied with: ``weight``, or 0 where nothing may change."""
     return list((gates * weight).unbind())
 
 
 def kept(weight: float, gates: Tensor) -> list[Tensor]:
-    """What old values are multiplied with: ``weight``, or 1 where nothing may change."""
+    """Return what old values are multiplied with: ``weight``, or 1 where nothing may change."""
     return list((gates * (weight - 1) + 1).unbind())
 
 
 def look_ahead(new: list[Tensor], averages: list[Tensor], momentum: float) -> None:
-    """G becomes Nesterov's ``momentum B' + (1 - momentum) G``, where B' is what the average B will be by G."""
+    """Replace G by Nesterov's ``momentum B' + (1 - momentum) G``, where B' is what G will make of the average B."""
     torch._foreach_lerp_(new, averages, momentum**2)
 
 
 def remember(averages: list[Tensor], ahead: list[Tensor], momentum: float, gates: Tensor) -> None:
-    """``B <- momentum B + (1 - momentum) G``, from the A of :func:`look_ahead`: ``(momentum B + A) / (1 + momentum)``.
+    """Do ``B <- momentum B + (1 - momentum) G``, which is ``(momentum B + A) / (1 + momentum)``.
 
-    In that order what is not finite is noticed before it is in the average.
+    A is what :func:`look_ahead` has made of G. In this order a value that is not finite is noticed before it is in the
+    average.
     """
     torch._foreach_lerp_(averages, ahead, added(1 / (1 + momentum), gates))
 
 
 def decay(params: list[Tensor], amount: float, gates: Tensor) -> None:
-    """``W <- (1 - amount) W``"""
+    """Do ``W <- (1 - amount) W``."""
     if amount:
         torch._foreach_mul_(params, kept(1 - amount, gates))
 
 
 def decay_of(group: State) -> float:
-    """``lr weight_decay``, times ``lr / peak_lr`` where decay follows the schedule.
+    """Return ``lr weight_decay``, times ``lr / peak_lr`` where decay follows the schedule.
 
     At the end of a schedule decay then vanishes before the steps do, and the last steps fit the loss alone.
     """
@@ -57,7 +58,7 @@ def decay_of(group: State) -> float:
 
 
 def decoupled(params: list[Tensor], directions: list[Tensor], lengths: Tensor, group: State, gates: Tensor) -> None:
-    """``W <- (1 - decay) W - lr length direction``, where a length is 0 with its gate."""
+    """Do ``W <- (1 - decay) W - lr length direction``, where a length is 0 with its gate."""
     decay(params, decay_of(group), gates)
     torch._foreach_addcmul_(params, directions, added(-group["lr"], lengths))
 
@@ -65,7 +66,7 @@ def decoupled(params: list[Tensor], directions: list[Tensor], lengths: Tensor, g
 def accumulate_momentum(
     params: list[Tensor], momenta: list[Tensor], directions: list[Tensor], group: State, gates: Tensor
 ) -> None:
-    """``M <- momentum M + direction + weight_decay W``"""
+    """Do ``M <- momentum M + direction + weight_decay W``."""
     torch._foreach_mul_(momenta, kept(group["momentum"], gates))
     torch._foreach_add_(momenta, directions)
     if group["weight_decay"]:
@@ -73,19 +74,19 @@ def accumulate_momentum(
 
 
 def descend(params: list[Tensor], momenta: list[Tensor], group: State, gates: Tensor) -> None:
-    """``W <- W - lr M``"""
+    """Do ``W <- W - lr M``."""
     torch._foreach_addcmul_(params, momenta, added(-group["lr"], gates))
 
 
 def heavy_ball(params: list[Tensor], states: list[State], gradients: list[Tensor], group: State, gates: Tensor) -> None:
-    """The paper's form of momentum, and torch's SGD."""
+    """Do a step with the paper's form of momentum, which is that of torch's SGD."""
     momenta = tensors_of(states, "momentum_buffer")
     accumulate_momentum(params, momenta, gradients, group, gates)
     descend(params, momenta, group, gates)
 
 
 def adamw(params: list[Tensor], states: list[State], gradients: list[Tensor], group: State, gates: Tensor) -> None:
-    """torch's AdamW with beta_1 = momentum; moments in float32 at least, as squares in half precision vanish."""
+    """Do torch's AdamW with beta_1 = momentum. Moments are in float32 at least, as squares in half precision vanish."""
     beta1, beta2 = group["momentum"], group["beta2"]
     gradients = [g.to(promoted(g.dtype, torch.float32)) for g in gradients]
     steps, first, second = (tensors_of(states, key) for key in ("steps", "exp_avg", "exp_avg_sq"))
@@ -130,7 +131,7 @@ FALLBACKS: dict[str, tuple[Rule, tuple[str, ...]]] = {
 
 
 def started(states: States, p: nn.Parameter, keys: Iterable[str]) -> State:
-    """The state of a parameter, with zeros for the tensors that it lacks."""
+    """Return the state of a parameter, with zeros for the tensors that it lacked."""
     state, wide = states[p], promoted(p.dtype, torch.float32)
     for key in keys:
         if key not in state:
