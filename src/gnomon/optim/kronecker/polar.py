@@ -58,7 +58,7 @@ class PolarDirections:
         return _turn(count, inner.bias is not None) if count and pays else None
 
     def count(self, layer: FactoredLayer) -> int:
-        """Return how many matrices lie side by side in a layer's outputs, or 0 where its directions stay as they are."""
+        """Return how many matrices lie side by side in a layer's outputs, or 0 to leave its directions as they are."""
         asked = next((n for pattern, n in self._asked.items() if fnmatchcase(layer.name, pattern)), None)
         if asked is not None:
             return asked
