@@ -30,6 +30,9 @@ OWN_TO_INGD = {
     "seed",
 }
 """The arguments of INGD that say how its factors move and are stored, and what its own directions and lengths are."""
+GROWTH = 20
+"""The steps after which growing intervals grow by one. A running average that forgets 5% of the past at an update needs
+more of the first batches than INGD's factors, which forget more."""
 SHARED = {
     name: parameter
     for name, parameter in inspect.signature(INGD).parameters.items()
@@ -70,7 +73,7 @@ class KFAC(KroneckerOptimizer):
             rule=InverseFactors(chosen["relative"]),
             max_dim=chosen["max_dim"],
             curvature=CurvatureConfig(**{name: chosen[name] for name in sources}),
-            steps=StepConfig(**{name: chosen[name] for name in steps}),
+            steps=StepConfig(**{name: chosen[name] for name in steps}, growth=GROWTH),
             groups=chosen["groups"],
             sharing=strategy_for,
         )

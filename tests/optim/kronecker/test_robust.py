@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gnomon import groups
-from gnomon.optim import INGD
+from gnomon.optim import INGD, KFAC
 from gnomon.optim.kronecker.config import preset_arguments
 from support.teaching import teacher, train
 
@@ -108,6 +108,20 @@ def test_early_updates_shorten_the_wait():
     growing, constant = fit(update_every=20), fit(update_every=20, growing_intervals=False)
     assert growing < 0.5
     assert constant > 1.5 * growing
+
+
+@pytest.mark.parametrize(("kind", "growth"), [(INGD, 5), (KFAC, 20)])
+def test_intervals_grow_sooner_where_factors_forget_sooner(kind, growth):
+    model, x = nn.Linear(3, 2), torch.randn(8, 3)
+    optimizer, updated = kind(model), []
+    for step in range(3 * growth):
+        due = optimizer.param_groups[0]["next_update"] <= step
+        updated += [step] * due
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+    assert updated[: growth + 1] == list(range(growth + 1))
+    assert updated[growth + 1] == growth + 2
 
 
 def test_the_first_updates_are_averages():

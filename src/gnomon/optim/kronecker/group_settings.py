@@ -9,12 +9,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .config import IN_PLACE_OF
+from .config import IN_PLACE_OF, StepConfig
 from .layers.base import Settings
-
-GROWTH = 5
-"""With growing intervals, the interval between updates is 1 for this many steps, then 2 for as many, and so on up to
-``update_every``."""
 
 AT_LEAST_ZERO = ("lr", "fallback_lr", "weight_decay", "damping", "precond_lr")
 BELOW_ONE = ("momentum", "precond_momentum", "decay")
@@ -82,11 +78,11 @@ def due_weights(groups: list[Settings]) -> set[nn.Parameter]:
     return {p for group in groups if group["role"] == "layer" and is_due(group) for p in group["params"]}
 
 
-def plan_updates(groups: list[Settings], growing: bool) -> None:
+def plan_updates(groups: list[Settings], config: StepConfig) -> None:
     """Choose the step at which the factors of groups that were due are updated again."""
     for group in groups:
         if is_due(group):
-            grown = 1 + group["step"] // GROWTH if growing else group["update_every"]
+            grown = 1 + group["step"] // config.growth if config.growing_intervals else group["update_every"]
             group["interval"] = min(group["update_every"], grown)
             group["next_update"] = group["step"] + group["interval"]
 
