@@ -165,8 +165,8 @@ class StepConfig:
     precondition_only: bool = False
     compile: bool = False
     growth: int = 5
-    """With growing intervals, the interval between updates is 1 for this many steps, then 2 for as many, and so on up to
-    ``update_every``."""
+    """With growing intervals, the interval between updates is 1 for this many steps, then 2 for as many, and so on,
+    up to ``update_every``."""
 
     def __post_init__(self) -> None:
         check_choice("fallback", self.fallback, ("adamw", "sgd"))
