@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .curvature import THROUGH_ROWS
 from .layers.base import Settings, as_whole
 from .preconditioner import Preconditioner
 from .registry import LayerRegistry
+from .shortcut import THROUGH_ROWS
 from .strategy import Alone
 
 ROWS = "rows"
