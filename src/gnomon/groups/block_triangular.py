@@ -11,7 +11,7 @@ from torch import Tensor
 from ..linalg import SMALL_SIZE, matmul, spectral_norm, widen
 from .base import Element, Group, add, positive_size
 from .dense import Dense
-from .diagonal import Diagonal, Fixed
+from .diagonal import Diagonal
 from .operator import SymmetricOperator
 
 
@@ -367,75 +367,3 @@ class Heisenberg(BlockTriangular):
 
     def _arguments(self) -> str:
         return f"{self.k}, head={self.head}, tail={self.tail}"
-
-
-class Affine(BlockTriangular):
-    """``[[L, mu], [0, 1]]`` with ``L`` in a group: the Gaussian family (Sec. sngd_special).
-
-    Its exponential map is that of Eq. gnormal_coord2, ``Exp(N) = [[Exp(N_L), n_mu], [0, 1]]``, which
-    agrees with the matrix exponential (Eq. gnormal_coord1) to first order and leaves the mean's step linear. With
-    ``upper=False`` the vector is the last row: the form of a Gaussian's precision.
-    """
-
-    has_matrix_exp = False
-
-    def __init__(self, linear: Group, upper: bool = True) -> None:
-        self.linear = linear
-        super().__init__((linear, Fixed(1)), upper)
-
-    def _arguments(self) -> str:
-        return f"{self.linear!r}, upper={self.upper}"
-
-    def join(self, factor: Element, mean: Tensor) -> Element:
-        """The element of a Gaussian with this factor and mean."""
-        vector = mean if self.upper else -self.linear.rmatvec(factor, mean)
-        return (*factor, torch.ones_like(mean[..., :1]), vector.unsqueeze(-1 if self.upper else -2))
-
-    def split(self, a: Element) -> tuple[Element, Tensor]:
-        """The factor L and the vector: the mean, or with ``upper=False`` it is ``-L^T mean``."""
-        return a[: len(self.linear.shapes)], a[-1].squeeze(-1 if self.upper else -2)
-
-    def mean(self, a: Element) -> Tensor:
-        factor, vector = self.split(a)
-        return vector if self.upper else -self.linear.rsolve(factor, vector)
-
-    def change_of_units(self, eta: Element, order: int | None) -> Tensor:
-        """By which factors the units of the whitened mean's coordinates change in a step, in the shape of their block.
-
-        With ``L <- L E`` gradients ``L^T g`` become ``E^T L^T g``: the factors are the lengths of E's columns. In
-        precision form ``P^-1 g`` becomes ``E P^-1 g`` with the inverse E of what P is multiplied by, and they are the
-        lengths of its rows.
-        """
-        linear = self.linear
-        e = linear.exp(linear.scale(eta[: len(linear.shapes)]), order)
-        squares = tuple(block.square() for block in e)
-        ones = torch.ones_like(eta[-1].mT if self.upper else eta[-1])
-        factors = linear.apply(squares, ones, transpose=self.upper).sqrt()
-        return factors.mT if self.upper else factors
-
-    @property
-    def transposed(self) -> Group:
-        return Affine(self.linear.transposed, not self.upper)
-
-    def stretch(self, eta: Element) -> Tensor:
-        """That of the factor, or by how many standard deviations a coordinate of the whitened mean moves, if more.
-
-        As a length of the mean's step the largest coordinate does not grow with their number.
-        """
-        return torch.maximum(self.linear.stretch(eta[: len(self.linear.shapes)]), self._shift(eta))
-
-    def quick_stretch(self, eta: Element) -> Tensor | None:
-        linear = self.linear.quick_stretch(eta[: len(self.linear.shapes)])
-        return None if linear is None else torch.maximum(linear, self._shift(eta))
-
-    def _shift(self, eta: Element) -> Tensor:
-        """By how many standard deviations a coordinate of the whitened mean moves at most."""
-        return math.sqrt(0.5) * eta[-1].abs().amax((-2, -1))
-
-    def exp(self, n: Element, order: int | None = None) -> Element:
-        cut = len(self.linear.shapes)
-        return (*self.linear.exp(n[:cut], order), torch.ones_like(n[cut]), n[-1])
-
-    def move(self, a: Element, n: Element, order: int | None = None, left: bool = False) -> Element:
-        e = self.exp(n, order)
-        return self.mul(e, a) if left else self.mul(a, e)

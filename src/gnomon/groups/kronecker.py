@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..linalg import widen
 from .base import Element, Group, times
-from .low_rank import Marginal
+from .marginal import Marginal
 
 
 class Kronecker(Group):

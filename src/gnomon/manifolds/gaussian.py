@@ -11,7 +11,7 @@ from torch.distributions import Distribution, MultivariateNormal
 
 from ..frames import Chart
 from ..groups import Affine, Element, Group, LowRank, LowRankAffine, Square, StructureLike
-from ..groups.low_rank import Energy
+from ..groups.low_rank_energy import Energy
 from ..linalg import as_tensor, widen
 from .divergence import Normals, kl_divergence
 from .init import Init, as_batch_shape, as_group, as_values, initial_element, natural_dtype
