@@ -33,12 +33,12 @@ class Affine(BlockTriangular):
         return f"{self.linear!r}, upper={self.upper}"
 
     def join(self, factor: Element, mean: Tensor) -> Element:
-        """The element of a Gaussian with this factor and mean."""
+        """Return the element of a Gaussian with this factor and mean."""
         vector = mean if self.upper else -self.linear.rmatvec(factor, mean)
         return (*factor, torch.ones_like(mean[..., :1]), vector.unsqueeze(-1 if self.upper else -2))
 
     def split(self, a: Element) -> tuple[Element, Tensor]:
-        """The factor L and the vector: the mean, or with ``upper=False`` it is ``-L^T mean``."""
+        """Return the factor L and the vector, which is the mean, or ``-L^T mean`` with ``upper=False``."""
         return a[: len(self.linear.shapes)], a[-1].squeeze(-1 if self.upper else -2)
 
     def mean(self, a: Element) -> Tensor:
@@ -46,7 +46,7 @@ class Affine(BlockTriangular):
         return vector if self.upper else -self.linear.rsolve(factor, vector)
 
     def change_of_units(self, eta: Element, order: int | None) -> Tensor:
-        """By which factors the units of the whitened mean's coordinates change in a step, in the shape of their block.
+        """Return the factors by which a step changes the units of the whitened mean's coordinates.
 
         With ``L <- L E`` gradients ``L^T g`` become ``E^T L^T g``: the factors are the lengths of E's columns. In
         precision form ``P^-1 g`` becomes ``E P^-1 g`` with the inverse E of what P is multiplied by, and they are the
@@ -64,9 +64,10 @@ class Affine(BlockTriangular):
         return Affine(self.linear.transposed, not self.upper)
 
     def stretch(self, eta: Element) -> Tensor:
-        """That of the factor, or by how many standard deviations a coordinate of the whitened mean moves, if more.
+        """Return the stretch of the factor or the shift of the whitened mean, whichever is greater.
 
-        As a length of the mean's step the largest coordinate does not grow with their number.
+        The shift is the largest number of standard deviations by which a coordinate moves. As a length of the mean's
+        step the largest coordinate does not grow with their number.
         """
         return torch.maximum(self.linear.stretch(eta[: len(self.linear.shapes)]), self._shift(eta))
 
@@ -75,7 +76,7 @@ class Affine(BlockTriangular):
         return None if linear is None else torch.maximum(linear, self._shift(eta))
 
     def _shift(self, eta: Element) -> Tensor:
-        """By how many standard deviations a coordinate of the whitened mean moves at most."""
+        """Return by how many standard deviations a coordinate of the whitened mean moves at most."""
         return math.sqrt(0.5) * eta[-1].abs().amax((-2, -1))
 
     def exp(self, n: Element, order: int | None = None) -> Element:
@@ -109,7 +110,7 @@ class LowRankAffine(Marginal):
         return (*factor, mean)
 
     def split(self, a: Element) -> tuple[Element, Tensor]:
-        """The factor, and the mean or, in precision form, ``-A^T mean``."""
+        """Return the factor and the vector, which is the mean or, in precision form, ``-A^T mean``."""
         factor, mean = a[:-1], a[-1]
         return factor, mean if self.upper else -self.linear.rmatvec(factor, mean)
 
@@ -137,11 +138,14 @@ class LowRankAffine(Marginal):
         eta[-1].copy_(a[-1] + self._shift(a[:-1], sign * D_COUPLING * eta[-1]))
 
     def change_of_units(self, eta: Element, order: int | None) -> Tensor:
-        """As in :class:`Affine`, for the noise alone: loadings mix the coordinates, but hardly change their scale."""
+        """Return the same as :meth:`Affine.change_of_units`, from the noise alone.
+
+        Loadings mix the coordinates, but hardly change their scale.
+        """
         return Diagonal(self.linear.k).exp((D_DIAGONAL * eta[1],), order)[0]
 
     def pull_back_shift(self, factor: Element, gradient: Tensor) -> Tensor:
-        """The gradient in the mean's coordinates, but for their scale, from that in the mean."""
+        """Return the gradient in the mean's coordinates, but for their scale, from the gradient in the mean."""
         return self.linear.rmatvec(factor, gradient) if self.upper else -self.linear.solve(factor, gradient)
 
     def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
@@ -156,15 +160,15 @@ class LowRankAffine(Marginal):
         return result
 
     def reach(self, eta: Element) -> Tensor:
-        """As if the mean were one more coupling of the joint model."""
+        """Return the reach of a step in which the mean is one more coupling of the joint model."""
         linear, shift = self.linear.reach(eta[:-1]), torch.linalg.vector_norm(eta[-1], dim=-1)
         return torch.hypot(linear, 2 * D_COUPLING * shift)
 
     def stretch(self, eta: Element) -> Tensor:
-        """As in :class:`Affine`."""
+        """Return the greater of the same two lengths as :meth:`Affine.stretch`."""
         return torch.maximum(self.linear.stretch(eta[:-1]), D_COUPLING * eta[-1].abs().amax(-1))
 
     def energy(self, a: Element, x: Tensor) -> Tensor:
-        """``(x - mean)^T Sigma^-1 (x - mean) + log det Sigma`` for vectors ``(*sample, *batch, k)``."""
+        """Return ``(x - mean)^T Sigma^-1 (x - mean) + log det Sigma`` for vectors ``(*sample, *batch, k)``."""
         standardize = self.linear.solve if self.upper else self.linear.rmatvec
         return standardize(a[:-1], x - a[-1]).square().sum(-1) + (2 if self.upper else -2) * self.logabsdet(a)

@@ -89,24 +89,24 @@ class LowRank(Marginal):
         return noise.square() * (1 + loadings.square().sum(-2))
 
     def inverse_diagonal(self, a: Element) -> Tensor:
-        """The diagonal of ``tau^-1``."""
+        """Return the diagonal of ``tau^-1``."""
         root, noise, loadings = a
         explained = torch.linalg.solve_triangular(widen(root), widen(loadings), upper=False).square().sum(-2)
         return (1 - explained).to(noise.dtype) / noise.square()
 
     def covariance_factors(self, a: Element) -> tuple[Tensor, Tensor]:
-        """The loadings ``B``, of shape ``(*batch, k, r)``, and the noise ``c``."""
+        """Return the loadings ``B``, of shape ``(*batch, k, r)``, and the noise ``c``."""
         _, noise, loadings = a
         return (noise.unsqueeze(-2) * loadings).mT, noise
 
     def trace_with(self, a: Element, h: SymmetricOperator) -> Tensor:
-        """``tr(tau H) = tr(B^T H B) + <c^2, diag H>``, by r products with H and its diagonal."""
+        """Return ``tr(tau H) = tr(B^T H B) + <c^2, diag H>``, by r products with H and its diagonal."""
         loadings, noise = self.covariance_factors(a)
         rows = loadings.mT
         return (rows * h.apply(rows)).sum((-2, -1)) + (noise.square() * h.diagonal()).sum(-1)
 
     def inverse_trace_with(self, a: Element, h: SymmetricOperator) -> Tensor:
-        """``tr(tau^-1 H) = <c^-2, diag H> - tr(W^T H W)`` with ``W^T = K^-1 U Diag(c)^-1``."""
+        """Return ``tr(tau^-1 H) = <c^-2, diag H> - tr(W^T H W)`` with ``W^T = K^-1 U Diag(c)^-1``."""
         root, noise, loadings = a
         rows = torch.linalg.solve_triangular(widen(root), widen(loadings), upper=False).to(noise.dtype)
         rows = rows / noise.unsqueeze(-2)
@@ -114,18 +114,19 @@ class LowRank(Marginal):
 
     # ------------------------------------------------------------------ elements
     def element(self, loadings: Tensor, noise: Tensor) -> Element:
-        """The element of ``B B^T + Diag(c)^2`` from B, of shape ``(*batch, k, r)``, and c."""
+        """Return the element of ``B B^T + Diag(c)^2`` from B, of shape ``(*batch, k, r)``, and c."""
         return _with_root(noise, loadings.mT / noise.unsqueeze(-2))
 
     def factor(self, tau: Tensor, start: Tensor | None = None) -> Element:
-        """The nearest in Kullback-Leibler divergence: for a sample covariance, factor analysis.
+        """Return the element nearest to tau in Kullback-Leibler divergence.
 
-        The search may begin at given noise c, of shape ``(*batch, k)``.
+        For a sample covariance this is factor analysis. The search may begin at given noise c, of shape ``(*batch,
+        k)``.
         """
         return self._nearest(tau, start, inverse=False)
 
     def inverse_factor(self, tau: Tensor, start: Tensor | None = None) -> Element:
-        """The element of a matrix whose inverse is nearest to tau in the same sense."""
+        """Return the element of the matrix whose inverse is nearest to tau in the same sense."""
         return self._nearest(tau, start, inverse=True)
 
     def _nearest(self, tau: Tensor, start: Tensor | None, inverse: bool) -> Element:
@@ -144,7 +145,7 @@ class LowRank(Marginal):
         return eye.repeat(*batch, 1, 1), diagonal, diagonal.new_zeros(*batch, self.rank, self.k)
 
     def start(self, diagonal: Tensor) -> Element:
-        """The diagonal of tau is the squares of the given one; the rest of it is small."""
+        """Return an element whose tau has the squares of ``diagonal`` on its diagonal, and small entries elsewhere."""
         generator = torch.Generator().manual_seed(self.k)
         loadings = torch.randn(self.rank, self.k, generator=generator, dtype=torch.float64, device="cpu")
         loadings = START * loadings / torch.linalg.vector_norm(loadings, dim=-1, keepdim=True)
@@ -159,7 +160,10 @@ class LowRank(Marginal):
         return self._joint.unscale(n)
 
     def retract(self, a: Element, eta: Element, order: int | None = 2, left: bool = False, sign: int = 1) -> Element:
-        """``[B, Diag(c)] Exp(+-D.eta)``: with ``E = Exp(N)`` it is ``c <- c E_c`` and ``U <- (E_a U + E_u) / E_c``."""
+        """Return ``[B, Diag(c)] Exp(+-D.eta)``.
+
+        With ``E = Exp(N)`` it is ``c <- c E_c`` and ``U <- (E_a U + E_u) / E_c``.
+        """
         _refuse_inner(self, left)
         _, noise, loadings = a
         n = self.scale(eta)
@@ -190,7 +194,7 @@ class LowRank(Marginal):
         eta[0].copy_(_root_of(gram))
 
     def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
-        """With ``dU = N_a U + N_u - U N_c`` and ``dc = c N_c``; K moves with U."""
+        """Return the gradient in ``N``, with ``dU = N_a U + N_u - U N_c`` and ``dc = c N_c``; K moves with U."""
         _refuse_inner(self, left)
         root, noise, loadings = a
         g_root, g_noise, g_loadings = grad
@@ -204,7 +208,7 @@ class LowRank(Marginal):
         return result
 
     def write_gradient(self, a: Element, grad: Element, sign: int, result: Element) -> None:
-        """:meth:`gradient` into given memory, some features after the other."""
+        """Write :meth:`gradient` into given memory, some features after the other."""
         root, noise, loadings = a
         through_root, head = _gradient_of_gram(root, grad[0]), torch.zeros_like(root)
         for part in feature_slices(self.k):
@@ -217,14 +221,20 @@ class LowRank(Marginal):
         result[0].copy_((sign * D_SYMMETRIC) * (head + head.mT))
 
     def newton_gradient(self, a: Element, h: SymmetricOperator) -> Element:
-        """The gradient in the coordinates of ``1/2 (tr(H tau) - log det tau)``: r products with H, and its diagonal."""
+        """Return the gradient in the coordinates of ``1/2 (tr(H tau) - log det tau)``.
+
+        It takes r products with H, and the diagonal of H.
+        """
         root, noise, loadings = a
         pulled = noise * h.apply(noise * loadings) - divide(divide(loadings.mT, root, True), root, False).mT
         stretch = noise.square() * (h.diagonal() - self.inverse_diagonal(a))
         return self.scale((pulled @ loadings.mT, stretch, pulled))
 
     def reach(self, eta: Element) -> Tensor:
-        """The norm of the 2 x 2 matrix of bounds on the blocks' norms (see ``BlockTriangular.norm_estimate``)."""
+        """Return the norm of the 2 x 2 matrix of bounds on the blocks' norms.
+
+        See ``BlockTriangular.norm_estimate``.
+        """
         dense = Dense(self.rank)
         head = D_DIAGONAL * dense.norm_bound((eta[0],))
         stretch = D_DIAGONAL * eta[1].abs().amax(-1)
@@ -246,7 +256,7 @@ def plus_identity(root: Tensor) -> Tensor:
 
 
 def divide(rows: Tensor, lower: Tensor, transpose: bool) -> Tensor:
-    """``rows L^-T`` with ``transpose``, else ``rows L^-1``, for a triangular matrix L."""
+    """Return ``rows L^-T`` with ``transpose``, else ``rows L^-1``, for a triangular matrix L."""
     divisor = widen(lower.mT if transpose else lower)
     return torch.linalg.solve_triangular(divisor, widen(rows), upper=transpose, left=False).to(rows.dtype)
 
@@ -256,18 +266,18 @@ def _with_root(noise: Tensor, loadings: Tensor) -> Element:
 
 
 def _gram(loadings: Tensor) -> Tensor:
-    """``U U^T`` in float64: what float32 would lose of a large one can be more than the identity beside it."""
+    """Return ``U U^T`` in float64: what float32 would lose of a large one can be more than the identity beside it."""
     parts = (loadings[..., part].double() for part in feature_slices(loadings.shape[-1]))
     return torch.stack([part @ part.mT for part in parts]).sum(0)
 
 
 def _root_of(gram: Tensor) -> Tensor:
-    """The Cholesky factor of ``I + gram``."""
+    """Return the Cholesky factor of ``I + gram``."""
     return torch.linalg.cholesky_ex(plus_identity(gram)).L
 
 
 def _gradient_of_gram(root: Tensor, gradient: Tensor) -> Tensor:
-    """``M + M^T`` with ``M`` the gradient in ``K K^T`` from that in the Cholesky factor K."""
+    """Return ``M + M^T``, where ``M`` is the gradient in ``K K^T``, from the gradient in the Cholesky factor K."""
     wide = widen(root)
     inner = (wide.mT @ widen(gradient).tril()).tril()
     inner = inner + inner.tril(-1).mT

@@ -33,7 +33,7 @@ class Energy:
         self._x = x.expand(self._shape).reshape(-1, *self._mean.shape).movedim(0, -2)
 
     def _deviations(self, part: slice) -> Tensor:
-        """y"""
+        """Return y for some of the features."""
         return (self._x[..., part] - self._mean[..., part].unsqueeze(-2)).mul_(self._units[..., part].unsqueeze(-2))
 
     @cached_property
@@ -43,7 +43,7 @@ class Energy:
         return torch.stack(terms).sum(0)
 
     def value(self) -> Tensor:
-        """The energies."""
+        """Return the energies."""
         eye_plus_root = plus_identity(self._root)
         if self._upper:  # A^-1 (x - mean), or A^T (x - mean)
             factors = -divide(divide(self._scores, self._root, True), eye_plus_root, False)
@@ -57,7 +57,7 @@ class Energy:
         return (quadratic + logdet.unsqueeze(-1)).movedim(-1, 0).reshape(self._shape[:-1])
 
     def gradient(self, weights: Tensor) -> Tensor:
-        """The packed gradient in the coordinates of the weighted sum of the energies."""
+        """Return the packed gradient in the coordinates of the weighted sum of the energies."""
         root, upper, rank, batch = self._root, self._upper, self._linear.rank, self._mean.shape[:-1]
         w = 2 * weights.reshape(-1, *batch).movedim(0, -1).unsqueeze(-1)
         total = w.sum(-2, keepdim=True)

@@ -47,15 +47,15 @@ class Marginal(Group):
     transpose: Any = undefined
 
     def start(self, diagonal: Tensor) -> Element:
-        """An element near ``Diag(diagonal)`` from which every coordinate can move."""
+        """Return an element near ``Diag(diagonal)`` from which every coordinate can move."""
         raise NotImplementedError
 
     def gradient(self, a: Element, grad: Element, sign: int) -> Tensor:
-        """``+-D.pullback(a, grad)``, the gradient in the coordinates at 0, packed."""
+        """Return ``+-D.pullback(a, grad)``, the gradient in the coordinates at 0, packed."""
         raise NotImplementedError
 
     def advance(self, a: Element, eta: Element, order: int | None, sign: int) -> None:
-        """:meth:`retract` into the memory of eta."""
+        """Write :meth:`retract` into the memory of eta."""
         for place, block in zip(eta, self.retract(a, eta, order, sign=sign), strict=True):
             place.copy_(block)
 

@@ -58,7 +58,7 @@ class Scattered(Together):
     def _at_owners(
         self, layers: Sequence[FactoredLayer], sources: dict[Tensor, Tensor], purpose: Purpose
     ) -> dict[Tensor, Tensor]:
-        """The whole tensors of layers that this rank owns, from the parts that ranks have."""
+        """Return the whole tensors of layers that this rank owns, from the parts that ranks have."""
         sent: list[list[Tensor]] = [[] for _ in range(self.count)]
         received: list[list[Tensor]] = [[] for _ in range(self.count)]
         wholes: dict[Tensor, Tensor] = {}

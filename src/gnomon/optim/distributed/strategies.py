@@ -26,7 +26,10 @@ SHARDS = ("auto", *MODES)
 
 
 def chosen_mode(shard: ShardChoice, model: nn.Module) -> Mode:
-    """The mode that a choice means for a model: ``"auto"`` sends gradients to owners where ranks hold parts of them."""
+    """Return the mode that a choice means for a model.
+
+    ``"auto"`` sends gradients to owners where ranks hold parts of parameters.
+    """
     if shard != "auto":
         return shard
     return "full" if any(layout_of(p) is not None for p in model.parameters()) else "none"
@@ -35,7 +38,7 @@ def chosen_mode(shard: ShardChoice, model: nn.Module) -> Mode:
 def strategy_for(
     model: nn.Module, wrapper: Any = None, shard: ShardChoice = "none", by_gradient: bool = False
 ) -> Alone:
-    """The strategy for the ranks that train a model; ``wrapper`` is one that is not a part of the model.
+    """Return the strategy for the ranks that train a model; ``wrapper`` is one that is not a part of the model.
 
     Without hooks (``by_gradient``), and where gradients go to owners, parameters may be sharded in any way.
     """

@@ -32,7 +32,7 @@ class Way:
     """Whether it also stores them alone, and sends directions."""
 
     def shared_keys(self, layer: FactoredLayer, rule: FactorRule) -> list[str]:
-        """The parts of a layer's state that the owner sends to all ranks after an update.
+        """Return the parts of a layer's state that the owner sends to all ranks after an update.
 
         Ranks that compute directions need both factors and their units. Others need the factors through which rows are
         projected when they come.
@@ -81,7 +81,7 @@ class Together(Alone):
         self._exchange = StatisticsExchange(self.ranks, seen, [self._owners.get(layer.index) for layer in seen])
 
     def owner(self, layer: FactoredLayer) -> int:
-        """The rank that updates a layer's factors; this one, where all do."""
+        """Return the rank that updates a layer's factors; this one, where all do."""
         return self._owners.get(layer.index, self.ranks.rank)
 
     def is_mine(self, layer: FactoredLayer) -> bool:
@@ -104,7 +104,7 @@ class Together(Alone):
         return weight.grad is None and not self.is_sharded  # sharded gradients may be moved where no hook sees it
 
     def _may_send(self, due: Collection[Tensor]) -> bool:
-        """Whether statistics may leave during a backward pass.
+        """Return whether statistics may leave during a backward pass.
 
         Under ``no_sync()`` another pass comes before the step. The first statistics wait until ranks agree on units.
         """

@@ -87,7 +87,7 @@ class Collector:
         return self._capture is not None and self._capture.was_called
 
     def _wants(self, module: nn.Module, x: Tensor) -> bool:
-        """Whether a module's rows are of use in the coming step."""
+        """Return whether a module's rows are of use in the coming step."""
         if self.strategy.count == 1 and (wrapper := active_wrapper()) is not None and self.found_wrapper is not None:
             adopt = self.found_wrapper()
             if adopt is not None and any(part is self._model for part in wrapper.modules()):
@@ -101,7 +101,7 @@ class Collector:
         return self._may_use_rows(layer, view, x)
 
     def _receive(self, module: nn.Module, x: Tensor, g: Tensor, number: int) -> None:
-        """A batch of inputs and output gradients of a module."""
+        """Take a batch of inputs and output gradients of a module."""
         layer, view = self._views[module]
         record, weight = self._records[layer.index], view.weight
         if not (self.observes and weight.requires_grad and is_applied(view, x, g)):
@@ -178,7 +178,7 @@ class Collector:
         record.statistics = part if record.statistics is None else total(forms, factors, record.statistics, part)
 
     def _typed(self, layer: FactoredLayer, view: Layer, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
-        """x and g in the type that is computed in, g without the factor of a ``GradScaler``."""
+        """Return x and g in the type that is computed in, g without the factor of a ``GradScaler``."""
         dtype = layer.computing_dtype
         scaler = None if self.config.fisher == "mc" else self.config.scaler  # targets that observe() draws have none
         scale = None if scaler is None else loss_scale(scaler)
@@ -226,11 +226,11 @@ class Collector:
         return record.expected <= 0
 
     def was_reached(self, layer: FactoredLayer) -> bool:
-        """Whether any backward pass has ever been through a module of the layer."""
+        """Return whether any backward pass has ever been through a module of the layer."""
         return self._records[layer.index].last_pass is not None
 
     def watched(self) -> list[FactoredLayer]:
-        """The layers whose rows a hook can see."""
+        """Return the layers whose rows a hook can see."""
         return [layer for layer in self._layers if layer.views]
 
     # ------------------------------------------------------------------ rows
@@ -242,12 +242,15 @@ class Collector:
         record.rows = view.rows(*self._typed(layer, view, x, g)) if usable else None
 
     def _may_use_rows(self, layer: FactoredLayer, view: Layer, x: Tensor) -> bool:
-        """Ranks have only some of the rows each, and rows of drawn targets do not give the gradient."""
+        """Return whether rows may stand for a gradient.
+
+        Ranks have only some of the rows each, and rows of drawn targets do not give the gradient.
+        """
         alone = self.config.fisher == "empirical" and self.strategy.count == 1
         return alone and self._shortcut.may_serve(layer, view, x)
 
     def row_count(self, layer: FactoredLayer) -> int:
-        """The number of rows that statistics of this rank come from since the last step."""
+        """Return the number of rows that statistics of this rank come from since the last step."""
         return self._records[layer.index].row_count
 
     def verify_rows(self, layers: Iterable[FactoredLayer], settings: Settings) -> Tensor | None:
@@ -262,7 +265,7 @@ class Collector:
         self._shortcut.read_verdict(settings)
 
     def take_empty_batches(self) -> int:
-        """The number of batches without rows since the last time."""
+        """Return the number of batches without rows since the last time."""
         count, self.empty_batches = self.empty_batches, 0
         return count
 
@@ -282,7 +285,7 @@ class Collector:
 
 
 def is_applied(view: Layer, x: Tensor, g: Tensor) -> bool:
-    """Whether input and output have the shapes of the layer's kind: a subclass may compute something else."""
+    """Return whether input and output have the shapes of the layer's kind: a subclass may compute something else."""
     if view.takes_indices:
         return g.shape[:-1] == x.shape
     if view.has_axes:
@@ -295,7 +298,7 @@ REENTRANT = "CheckpointFunctionBackward"
 
 
 def _nodes(output: Tensor) -> Iterator[Any]:
-    """The nodes of the graph that has computed a tensor."""
+    """Yield the nodes of the graph that has computed a tensor."""
     found, waiting = set(), [output.grad_fn]
     while waiting:
         node = waiting.pop()

@@ -19,8 +19,9 @@ Receiver = Callable[[nn.Module, Tensor, Tensor, int], None]
 
 
 def is_ordinary(x: object) -> bool:
-    """Whether an object is a tensor with values of its own: none of ``torch.func``, which is valid only within it, and
-    neither sparse nor nested.
+    """Return whether an object is a tensor with values of its own.
+
+    Such a tensor is none of ``torch.func``, which is valid only within it, and neither sparse nor nested.
     """
     if not isinstance(x, Tensor) or x.is_nested:
         return False
@@ -32,10 +33,10 @@ def is_ordinary(x: object) -> bool:
 
 
 def computed_tensor(output: Tensor) -> Tensor:
-    """The tensor of which an output is another shape, as linear maps of sequences are; otherwise the output itself.
+    """Return the tensor that a module has computed, of which its output may be a reshaped view.
 
-    Where a module works in place on such an output, torch forgets the hooks of the output, but not those of that
-    tensor.
+    Linear maps of sequences give such views. Where a module works in place on such an output, torch forgets the hooks
+    of the output, but not those of that tensor.
     """
     base = base_of(output)
     if base is None or not base.requires_grad or base.numel() != output.numel():
@@ -44,7 +45,7 @@ def computed_tensor(output: Tensor) -> Tensor:
 
 
 def input_of(module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> Any:
-    """The first argument of a module, by its place or by its name; None where it was not given."""
+    """Return the first argument of a module, by its place or by its name; None where it was not given."""
     if inputs:
         return inputs[0]
     return keywords.get(next(iter(inspect.signature(module.forward).parameters), ""))
@@ -72,7 +73,7 @@ class Capture:
         _remove(self._handles)
 
     def begin(self) -> None:
-        """A forward pass of the model begins."""
+        """Begin a forward pass of the model."""
         self.passes += 1
         self._ended_backward = False
 

@@ -55,6 +55,6 @@ class Before:
         return cls(weight, kept, weight.grad, 0 if weight.grad is None else version(weight.grad))
 
     def has_new_gradient(self) -> bool:
-        """Whether something was added to the gradient, in its memory or in a new one."""
+        """Return whether something was added to the gradient, in its memory or in a new one."""
         gradient = self.weight.grad
         return gradient is not None and (gradient is not self.gradient or version(gradient) != self.version)

@@ -28,7 +28,7 @@ class Shortcut:
         """The host's copy of what the device found at the last step."""
 
     def may_serve(self, layer: FactoredLayer, view: Layer, x: Tensor) -> bool:
-        """Whether a batch has so few rows that to precondition them is cheaper, in the gradient's own type.
+        """Return whether a batch has so few rows that to precondition them is cheaper, in the gradient's own type.
 
         From n rows it takes ``n (cost_K + cost_C + p d)`` multiplications instead of ``d cost_K + p cost_C``. A
         gradient in half precision has too few digits to show whether it is the product of its rows.
@@ -80,12 +80,12 @@ class Shortcut:
 
 
 def _is_untouched(layer: FactoredLayer) -> bool:
-    """Whether the gradients are as the backward pass made them, as far as torch knows."""
+    """Return whether the gradients are as the backward pass made them, as far as torch knows."""
     return all(p.grad is not None and version(p.grad) == 0 for p in layer.layer.parameters)
 
 
 def _is_product(layer: FactoredLayer, rows: tuple[Tensor, Tensor]) -> Tensor:
-    """Whether ``G u = g^T (x u)`` for a fixed u, up to rounding."""
+    """Return whether ``G u = g^T (x u)`` for a fixed u, up to rounding."""
     x, g = rows
     u = probe(x.shape[-1], x.dtype, x.device)
     gradients = [p.grad for p in layer.layer.parameters if p.grad is not None]
