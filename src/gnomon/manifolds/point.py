@@ -166,8 +166,8 @@ class Point(nn.Module):
     def fold(self, *, check: bool = True) -> Tensor | None:
         """Set ``A <- A(eta)`` and ``eta <- 0``. :func:`gnomon.moving_frame` calls this after each step.
 
-        A batch element whose move would overflow stays where it is. Where there are any, the answer tells which ones
-        moved; otherwise it is None. Without ``check`` the caller knows that none would.
+        A batch element whose move would overflow stays where it is. If there are any, return which elements moved, and
+        otherwise None. Without ``check`` the caller knows that there are none.
         """
         # The inner loop of every small problem: attribute look-ups of a module cost as much as a product here.
         frame: Tensor = self._buffers["frame"]  # type: ignore[assignment]

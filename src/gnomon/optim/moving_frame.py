@@ -315,7 +315,7 @@ class _MovingFrame(Optimizer):
         self._skip(f"a point would {why}: it stays where it is and loses its momentum", stacklevel)
 
     def _bound(self, parameter: Tensor, group: Group, by_bracket: bool, radius: float) -> float:
-        """Cut a step back to the radius, with its momentum; the answer is how long it is at most."""
+        """Cut a step back to the radius, with its momentum, and return the greatest length that is left."""
         eta = group.unpack(parameter.detach())
         quick = group.quick_stretch(eta)
         if quick is not None and float(quick.max()) <= min(radius, DEFAULT_RADIUS):
@@ -329,7 +329,7 @@ class _MovingFrame(Optimizer):
         return min(radius, length)
 
     def _bound_trials(self) -> list[tuple[Tensor, Tensor]]:
-        """Cut back what a line search is about to try; the answer tells which coordinates, and to which share."""
+        """Cut back what a line search is about to try; return which coordinates, and to which share."""
         cut: list[tuple[Tensor, Tensor]] = []
         radius = self._radius
         if radius is None:

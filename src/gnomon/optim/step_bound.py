@@ -134,7 +134,7 @@ class ConditionGuard:
     def settle(self, before: Tensor) -> Tensor | None:
         """Undo a fold for elements that are too near, and nearer than before it; ``before`` is a copy from then.
 
-        Where there are any, the answer tells which ones have moved; otherwise it is None.
+        Return which elements have moved if there are any of those, and otherwise None.
         """
         frame, group = self._point.frame, self._point.group
         new = nearness(group, group.unpack(frame))

@@ -48,7 +48,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What training on so many ranks takes of each, with ``DistributedDataParallel``.
+    """The memory, work and messages of each rank in training with ``DistributedDataParallel``.
 
     What ranks send is counted as payload: a message counts once, whatever way it takes. By the usual algorithms a rank
     sends ``2 (ranks - 1) / ranks`` of what is added up for all (a ring), and at most all of what is added up for one or
@@ -186,7 +186,7 @@ def _more_of_owner(layer: LayerPlan) -> int:
 
 # ---------------------------------------------------------------------- from an optimizer
 def plan(optimizer: INGD, ranks: int, shard: Mode | None = None) -> Plan:
-    """Return what ``optimizer`` would take on so many ranks.
+    """Return the memory, work and messages of each rank if so many ranks trained with ``optimizer``.
 
     One process is enough, and the model may be on the meta device. Layers get the owners that they would have.
 

@@ -220,7 +220,7 @@ class Collector:
         self._records[layer.index].statistics = statistics
 
     def is_complete(self, layer: FactoredLayer) -> bool:
-        """Count one more use of a layer; gives whether the backward pass has been through all its uses."""
+        """Count one more use of a layer; return whether the backward pass has been through all its uses."""
         record = self._records[layer.index]
         record.expected -= 1
         return record.expected <= 0
@@ -254,7 +254,7 @@ class Collector:
         return self._records[layer.index].row_count
 
     def verify_rows(self, layers: Iterable[FactoredLayer], settings: Settings) -> Tensor | None:
-        """Drop rows that cannot be used; gives whether the others are right, or None if there are no others."""
+        """Drop rows that cannot be used; return whether the others are right, or None if there are no others."""
         return self._shortcut.verified([(layer, self._records[layer.index]) for layer in layers], settings)
 
     def rows(self, layer: FactoredLayer) -> tuple[Tensor, Tensor] | None:

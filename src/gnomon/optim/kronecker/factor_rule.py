@@ -45,7 +45,7 @@ class FactorRule(Protocol):
         """Return the factors through which rows are projected when they come; None for moments as they are."""
 
     def update(self, stack: Stack, settings: Settings, source: Statistics | Tensor, ok: Tensor) -> Tensor:
-        """Update the factors where ``ok`` is True; gives whether each layer's new factors are finite."""
+        """Update the factors where ``ok`` is True; return whether each layer's new factors are finite."""
 
     def apply(
         self, stack: Stack, side: Side, rows: Tensor, uses: int, overwrite: bool, scratch: Tensor | None

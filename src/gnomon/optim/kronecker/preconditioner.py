@@ -46,7 +46,7 @@ class Skips:
     def count(self, names: tuple[str, ...], skipped: Tensor) -> list[tuple[str, int]]:
         """Add one for each name that was skipped, and begin again at zero for the others.
 
-        Gives the names whose counts have passed a limit for the first time, with the counts.
+        Return the names whose counts have passed a limit for the first time, with the counts.
         """
         counts = skipped * (self._counts[names].to(skipped.device) + 1 if names in self._counts else 1)
         self._counts[names] = counts
@@ -133,7 +133,7 @@ class Preconditioner:
     def update(self, due: Sequence[Move], collector: StatisticsSource, ok: Tensor) -> Tensor:
         """Update the factors of layers where ``ok`` is True, and send them to other ranks.
 
-        Gives how many layers were skipped because their curvature was not finite.
+        Return how many layers were skipped because their curvature was not finite.
         """
         strategy, skipped = self.strategy, torch.zeros((), dtype=torch.long, device=ok.device)
         strategy.gather_gradients([move.layer for move in due if not collector.was_reached(move.layer)])

@@ -46,7 +46,7 @@ class Shortcut:
         self._is_right = settings.get(THROUGH_ROWS, True)
 
     def verified(self, candidates: list[tuple[FactoredLayer, Record]], settings: Settings) -> Tensor | None:
-        """Drop rows that cannot be used; gives whether the others are right, as a tensor.
+        """Drop rows that cannot be used; return whether the others are right, as a tensor.
 
         The version of a gradient shows that it was clipped. Other changes show along a fixed vector: at the first step
         the host waits for that. Later it reads what a step before has found, without waiting; the step itself is not
