@@ -167,6 +167,9 @@ def _driven(correlations: Array, drivers: list[int], count: int) -> list[int]:
 
 
 def _side_by_side(correlations: Array) -> Array:
+    """Return the features along the Fiedler vector of the squared correlations."""
+    if len(correlations) == 1:  # a graph of one vertex has no such vector
+        return np.arange(1)
     weights = correlations**2
     np.fill_diagonal(weights, 0)
     laplacian = np.diag(weights.sum(1)) - weights

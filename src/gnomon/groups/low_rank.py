@@ -189,7 +189,7 @@ class LowRank(Marginal):
             eta[1][..., part] = noise[..., part] * stretch
             shift.copy_(moved)
             gram += moved @ moved.mT
-        if float(gram.diagonal(dim1=-2, dim2=-1).max()) > EXACT_IN_SINGLE:
+        if bool((gram.diagonal(dim1=-2, dim2=-1) > EXACT_IN_SINGLE).any()):
             gram = _gram(eta[2])
         eta[0].copy_(_root_of(gram))
 

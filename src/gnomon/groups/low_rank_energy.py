@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
 import torch
@@ -30,7 +31,8 @@ class Energy:
         self._root, self._noise, self._loadings = factor
         self._units = 1 / self._noise if self._upper else self._noise
         self._shape = torch.broadcast_shapes(x.shape, self._mean.shape)
-        self._x = x.expand(self._shape).reshape(-1, *self._mean.shape).movedim(0, -2)
+        count = math.prod(self._shape[: len(self._shape) - self._mean.ndim])
+        self._x = x.expand(self._shape).reshape(count, *self._mean.shape).movedim(0, -2)
 
     def _deviations(self, part: slice) -> Tensor:
         """Return y for some of the features."""
@@ -59,7 +61,7 @@ class Energy:
     def gradient(self, weights: Tensor) -> Tensor:
         """Return the packed gradient in the coordinates of the weighted sum of the energies."""
         root, upper, rank, batch = self._root, self._upper, self._linear.rank, self._mean.shape[:-1]
-        w = 2 * weights.reshape(-1, *batch).movedim(0, -1).unsqueeze(-1)
+        w = 2 * weights.reshape(self._x.shape[-2], *batch).movedim(0, -1).unsqueeze(-1)
         total = w.sum(-2, keepdim=True)
         eye = torch.eye(rank, dtype=root.dtype, device=root.device).expand_as(root)
         inverse = divide(divide(eye, root, True), root, False)

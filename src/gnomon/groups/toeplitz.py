@@ -26,6 +26,15 @@ def _fft_product(x: Tensor, y: Tensor, correlate: bool = False) -> Tensor:
     return product[..., :k].to(x.dtype)
 
 
+def _symbol(n: Tensor, points: int) -> Tensor:
+    """Return the symbol ``sum_j n_j exp(i j w)`` on the half circle, of which a whole one has that many points."""
+    length = _fast_length(points)
+    if n.numel() == 0:  # an empty batch, which FFTs refuse
+        wide = widen(n)
+        return torch.zeros(*n.shape[:-1], length // 2 + 1, dtype=wide.dtype.to_complex(), device=n.device)
+    return torch.fft.rfft(widen(n), length)
+
+
 @functools.lru_cache(maxsize=64)
 def _fast_length(least: int) -> int:
     """Return the smallest length with no prime factor above 5, for which FFTs are quick, and even."""
@@ -127,7 +136,7 @@ class Toeplitz(Group):
 
     def norm_estimate(self, n: Element) -> Tensor:
         """Return the largest magnitude of the symbol ``sum_j n_j exp(i j w)``, which bounds the norm from above."""
-        return torch.fft.rfft(widen(n[0]), _fast_length(4 * self.k)).abs().amax(-1).to(n[0].dtype)
+        return _symbol(n[0], 4 * self.k).abs().amax(-1).to(n[0].dtype)
 
     def stretch(self, eta: Element) -> Tensor:
         """Return a bound on the stretch, little above it, from twice the real part of the symbol."""
@@ -142,7 +151,7 @@ class Toeplitz(Group):
 
         Between the points a symbol is at most ``1 / cos(pi / samples)`` times as large as at them.
         """
-        symbol = torch.fft.rfft(widen(self.scale(eta)[0]), _fast_length(samples * self.k)).real
+        symbol = _symbol(self.scale(eta)[0], samples * self.k).real
         largest = torch.maximum(symbol.amax(-1), -symbol.amin(-1))
         return (2 / math.cos(math.pi / samples) * largest).to(eta[0].dtype)
 
