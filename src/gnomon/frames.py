@@ -51,11 +51,11 @@ class Chart:
         return -1 if self.form == "inverse" else 1
 
     def retract(self, a: Element, eta: Element) -> Element:
-        """The factor at coordinates eta: the map phi of the paper (Eq. gen_normal_param)."""
+        """Return the factor at coordinates eta: the map phi of the paper (Eq. gen_normal_param)."""
         return self.group.retract(a, eta, self.order, self._left, self._sign)
 
     def pullback(self, a: Element, grad: Element) -> Element:
-        """The gradient in eta at 0 from the gradient in the factor's blocks: one product, no inverse.
+        """Return the gradient in eta at 0 from the gradient in the factor's blocks: one product, no inverse.
 
         For dense factors it is ``A^T g A`` or ``B^-1 g B^-T`` (Eqs. egd_coordinate_a and egd_coordinate_b).
         """
@@ -63,14 +63,14 @@ class Chart:
         return times(-1, g) if self.form == "inverse" else g
 
     def packed_pullback(self, frame: Tensor, grad: Element) -> Tensor:
-        """:meth:`pullback` for a stored factor, as one tensor."""
+        """Return :meth:`pullback` for a stored factor, as one tensor."""
         group = self.group
         if isinstance(group, Marginal):
             return group.gradient(group.unpack(frame), grad, self._sign)
         return group.pack(self.pullback(group.unpack(frame), grad))
 
     def advance(self, frame: Tensor, eta: Tensor) -> Tensor:
-        """:meth:`retract` for a stored factor and coordinates; the result may be in the memory of eta."""
+        """Return :meth:`retract` for a stored factor and coordinates; the result may be in the memory of eta."""
         group = self.group
         if isinstance(group, Marginal):
             group.advance(group.unpack(frame), group.unpack(eta), self.order, self._sign)
@@ -78,22 +78,24 @@ class Chart:
         return group.pack(self.retract(group.unpack(frame), group.unpack(eta)))
 
     def matrix(self, a: Element) -> Tensor:
-        """``tau``, dense."""
+        """Return ``tau``, dense."""
         factor = self.group.to_dense(a)
         if self.form == "inverse":
             factor = torch.linalg.inv(widen(factor)).to(factor.dtype)
         return factor @ factor.mT if self.form == "outer" else factor.mT @ factor
 
     def logdet(self, a: Element) -> Tensor:
-        """``log det tau``."""
+        """Return ``log det tau``."""
         return 2 * self._sign * self.group.logabsdet(a)
 
     def logdet_gradient(self, a: Element) -> Element:
-        """The gradient of ``log det tau`` in eta at 0: the coordinates of ``2 tr(D.eta)``, whatever ``a``."""
+        """Return the gradient of ``log det tau`` in eta at 0: the coordinates of ``2 tr(D.eta)``, whatever ``a``."""
         return times(2, self.group.scale(self.group.dual(self.group.identity_like(a))))
 
     def carry(self, step: Element, vector: Element, corrected: bool = False) -> Element:
-        """A tangent vector in the new frame, after the fold of ``step`` (Eqs. transport_approx and jacobian_transform).
+        """Return a tangent vector in the new frame, after the fold of ``step``.
+
+        These are Eqs. transport_approx and jacobian_transform:
 
         - Symmetric and abelian structures: the vector itself, which is exact (Eq. jacob_vec_sym).
         - The affine group of a Gaussian: the chain rule of Eq. gnormal_coord2, unless ``corrected``.
@@ -106,7 +108,7 @@ class Chart:
         return self._parallel_transport(step, vector)
 
     def velocity(self, direction: Element, t: float) -> Element:
-        """The coordinates, in the frame at ``eta = t d``, of the velocity of the curve ``t -> A(t d)``.
+        """Return the coordinates, in the frame at ``eta = t d``, of the velocity of the curve ``t -> A(t d)``.
 
         Along a one-parameter subgroup it is the direction itself. On the affine group of a Gaussian, whose map is not
         the matrix exponential, it is ``E^-1 dE/dt`` with ``E = Exp(t D.d)`` as in Eq. gnormal_coord2.
@@ -121,12 +123,12 @@ class Chart:
         return times(self._sign, group.unscale(group.ldiv(e, change)))
 
     def carries_by_bracket(self, corrected: bool = False) -> bool:
-        """Whether :meth:`carry` uses the correction, which holds for short steps only."""
+        """Return whether :meth:`carry` uses the correction, which holds for short steps only."""
         group = self.group.linear if isinstance(self.group, Affine) and not corrected else self.group
         return not group.trivial_transport
 
     def _parallel_transport(self, step: Element, vector: Element) -> Element:
-        """``w_c = v_c - 1/2 ( <[S,V],E_c> - <V,[S,E_c]> - <S,[V,E_c]> )`` with ``<X,Y> = tr((X+X^T)(Y+Y^T))``.
+        """Return ``w_c = v_c - 1/2 ( <[S,V],E_c> - <V,[S,E_c]> - <S,[V,E_c]> )`` with ``<X,Y> = tr((X+X^T)(Y+Y^T))``.
 
         ``S = D.s`` and ``V = D.v``; the generators are orthonormal, so that it is
         ``v - 1/2 [S,V]/D + D.<E, [S^T,V] + [V^T,S]>`` (Eq. chris_error together with the chain rule of
@@ -146,7 +148,7 @@ class Chart:
         return self._restore_length(carried, vector)
 
     def _restore_length(self, carried: Element, vector: Element) -> Element:
-        """Each coordinate set of ``carried`` at the length that it has in ``vector``."""
+        """Scale each coordinate set of ``carried`` to the length that it has in ``vector``."""
         result = list(carried)
         for blocks in self.group.coordinate_sets:
             old, new = (self._squared_length(x, blocks) for x in (vector, carried))
@@ -160,7 +162,7 @@ class Chart:
         return torch.stack(squares).sum(0)
 
     def _affine_chain_rule(self, group: Affine, step: Element, vector: Element) -> Element:
-        """``w = v^T d(eta)/d(xi)`` of Eq. gnormal_coord2, for eta and xi at the old and the new frame.
+        """Return ``w = v^T d(eta)/d(xi)`` of Eq. gnormal_coord2, for eta and xi at the old and the new frame.
 
         Covariance form: ``w_mu = Exp(D.s_L)^T v_mu``. Precision form: ``w_P = v_P - D.<E, s_c^T v_c>``. The
         linear part is carried as its own group asks.

@@ -265,6 +265,8 @@ def test_orders_are_found_again():
     same = order_features(arrow, "lowrank:2")
     assert list(same.order) == list(range(k))
     assert same.gain == 0
+    for structure in ("toeplitz", "block:2"):
+        assert list(order_features(arrow[:, :1], structure).order) == [0]
     with pytest.raises(ValueError, match="no rule to order features"):
         order_features(arrow, lambda k: g.BlockTriangular((g.Dense(2), g.Toeplitz(k - 2))))
     with pytest.raises(ValueError, match="X has missing values"):

@@ -82,13 +82,26 @@ def test_inits_of_other_kinds():
 
 
 def test_an_empty_batch_is_a_batch():
-    for group in (g.Dense(3), g.Heisenberg(4, 1, 1), g.Toeplitz(3), g.Kronecker(g.Dense(2), g.Dense(2))):
+    kronecker = g.Kronecker(g.Dense(2), g.Dense(2))
+    for group in (g.Dense(3), g.Heisenberg(4, 1, 1), g.Toeplitz(3), g.LowRank(4, 2), kronecker):
         for order in (2, None):
             point = gnomon.SPD(group, batch_shape=(0,), order=order)
             optimizer = gnomon.moving_frame(torch.optim.SGD(point.parameters(), lr=0.1), max_step=1.0)
             (point.quad(torch.ones(5, 1, group.k)).sum() + point.logdet().sum()).backward()
             optimizer.step()
             assert point.matrix().shape == (0, group.k, group.k)
+
+
+def test_averages_and_densities_of_an_empty_batch():
+    for group in (g.Dense(3), g.Toeplitz(3), g.LowRank(4, 2)):
+        q = gnomon.Gaussian(group, batch_shape=(0,))
+        assert q.log_prob(torch.ones(5, 1, group.k)).shape == (5, 0)
+        q.log_prob(torch.ones(group.k)).sum().backward()
+        assert q.eta.grad.shape == q.eta.shape
+        average = gnomon.averaged(q)
+        for _ in range(2):
+            average.update_parameters(q)
+        assert average.module.covariance().shape == (0, group.k, group.k)
 
 
 def test_projection_keeps_the_entries_that_the_structure_chooses():

@@ -25,22 +25,22 @@ class Ambient(nn.Module):
         self.tau = nn.Parameter(start)
 
     def matrix(self) -> Tensor:
-        """``tau`` itself."""
+        """Return ``tau`` itself."""
         return self.tau
 
     def _factor(self) -> Tensor:
         return torch.linalg.cholesky(self.tau)
 
     def logdet(self) -> Tensor:
-        """``log det tau``."""
+        """Return ``log det tau``."""
         return 2 * self._factor().diagonal(dim1=-2, dim2=-1).log().sum(-1)
 
     def quad(self, x: Tensor) -> Tensor:
-        """``x^T tau x`` for vectors ``(*sample, *batch, k)``."""
+        """Return ``x^T tau x`` for vectors ``(*sample, *batch, k)``."""
         return Dense(self.tau.shape[-1]).rmatvec((self._factor(),), x).square().sum(-1)
 
     def inv_quad(self, x: Tensor) -> Tensor:
-        """``x^T tau^-1 x`` for vectors ``(*sample, *batch, k)``."""
+        """Return ``x^T tau^-1 x`` for vectors ``(*sample, *batch, k)``."""
         factor = self._factor()
         identity = torch.eye(factor.shape[-1], dtype=factor.dtype, device=factor.device).expand_as(factor)
         whitening = torch.linalg.solve_triangular(factor, identity, upper=False)

@@ -59,7 +59,7 @@ class _Baseline(Optimizer):
 
     @abstractmethod
     def _next(self, tau: Tensor, g: Tensor, state: dict[str, Tensor], beta: float, alpha: float) -> Tensor:
-        """The new point from the old one and the Euclidean gradient there."""
+        """Return the new point from the old one and the Euclidean gradient there."""
 
 
 class RGD(_Baseline):

@@ -30,7 +30,7 @@ TARGETS: tuple[Target, ...] = ("diagonal", "identity")
 
 
 def _needs_no_cross_validation(estimator: GaussianEstimator) -> bool:
-    """Whether ``partial_fit`` can be called."""
+    """Return whether ``partial_fit`` can be called."""
     searched = ((estimator.shrinkage, "cv"), (getattr(estimator, "structure", None), "auto"))
     if any(isinstance(value, str) and value == search for value, search in searched):
         raise AttributeError(
@@ -69,7 +69,7 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
 
     # ------------------------------------------------------------------ fitting
     def _family(self, k: int) -> Model:
-        """The family of Gaussians of k features that the arguments ask for."""
+        """Return the family of Gaussians of k features that the arguments ask for."""
         raise NotImplementedError
 
     def _describe(self, trial: Trial) -> None:
@@ -137,7 +137,7 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         return (self.target,)
 
     def _fixed_shrinkage(self) -> float | None:
-        """The number that was given, or None for cross-validation."""
+        """Return the number that was given, or None for cross-validation."""
         if isinstance(self.shrinkage, str) and self.shrinkage == "cv":
             return None
         given: Any = self.shrinkage
@@ -154,7 +154,7 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         return Folds(sample, [(torch.as_tensor(rows), torch.as_tensor(held_out)) for rows, held_out in pairs])
 
     def _choose(self, folds: Folds | None, model: Model) -> Trial:
-        """One family with its shrinkage: what was given, or the best by cross-validation."""
+        """Return one family with its shrinkage, which was given or is the best by cross-validation."""
         targets, fixed = self._targets(), self._fixed_shrinkage()
         if fixed is None:
             assert folds is not None
@@ -199,16 +199,16 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         )
 
     def score_samples(self, X: ArrayLike) -> Array:
-        """The log-likelihood of each row, of what is observed of it."""
+        """Return the log-likelihood of each row, of what is observed of it."""
         rows = self._rows(X)
         return log_prob(self.gaussian_, rows).numpy()
 
     def score(self, X: ArrayLike, y: object = None) -> float:
-        """The average log-likelihood of the rows; ``y`` is ignored."""
+        """Return the average log-likelihood of the rows; ``y`` is ignored."""
         return float(self.score_samples(X).mean())
 
     def mahalanobis(self, X: ArrayLike) -> Array:
-        """The squared Mahalanobis distance of each row, ``(x - mu)^T Sigma^-1 (x - mu)``."""
+        """Return the squared Mahalanobis distance of each row, ``(x - mu)^T Sigma^-1 (x - mu)``."""
         rows = self._rows(X)
         if bool(rows.isnan().any()):
             return squared_distances(self.gaussian_, rows).numpy()
@@ -222,7 +222,7 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         scaling: bool = True,
         squared: bool = True,
     ) -> float:
-        """The distance of a covariance matrix from the fitted one, as in scikit-learn.
+        """Return the distance of a covariance matrix from the fitted one, as in scikit-learn.
 
         It is the squared norm of the difference, over the number of features with ``scaling``, and its square root
         with ``squared=False``.
@@ -236,7 +236,7 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         return value if squared else math.sqrt(value)
 
     def sample(self, n_samples: int = 1, random_state: Any = None) -> Array:
-        """Draws from the fitted Gaussian, one a row."""
+        """Return draws from the fitted Gaussian, one a row."""
         check_is_fitted(self)
         noise = check_random_state(random_state).standard_normal((n_samples, self.gaussian_.d))
         group, factor, _ = self.gaussian_._parts()
@@ -246,7 +246,7 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         return rows.numpy() + self.location_
 
     def plot(self, axes: Any = None) -> Any:
-        """A picture of the fitted correlations and partial correlations; see :func:`plot_gaussian`."""
+        """Return a picture of the fitted correlations and partial correlations; see :func:`plot_gaussian`."""
         from .plotting import plot_gaussian
 
         check_is_fitted(self)
@@ -254,7 +254,7 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 def _tensor(data: Array) -> Tensor:
-    """Without a copy where torch can read the memory."""
+    """Return data as a tensor, without a copy where torch can read their memory."""
     return torch.from_numpy(np.require(data, requirements=["C", "W"]))
 
 

@@ -86,7 +86,10 @@ class FactorAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Gaussian
         self.mean_ = self.location_
 
     def transform(self, X: ArrayLike) -> Array:
-        """The expected factors given what is observed of each row: ``(I + B^T C B)^-1 B^T C (x - mu)``, C = c^-2."""
+        """Return the expected factors given what is observed of each row.
+
+        These are ``(I + B^T C B)^-1 B^T C (x - mu)`` with C = c^-2.
+        """
         rows = self._rows(X)
         loadings, noise = _factors(self.gaussian_)
         scaled = loadings / noise.unsqueeze(-1)
@@ -104,7 +107,7 @@ class FactorAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Gaussian
 
 
 def _factors(gaussian: Gaussian) -> tuple[Tensor, Tensor]:
-    """B and c."""
+    """Return B and c."""
     group, factor, _ = gaussian._parts()
     assert isinstance(group, LowRank)
     return tuple(part.detach() for part in group.covariance_factors(factor))  # type: ignore[return-value]

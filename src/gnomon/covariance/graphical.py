@@ -108,7 +108,7 @@ class GraphModel:
 
 # ---------------------------------------------------------------------- the graph
 def as_graph(graph: Any, k: int, names: Sequence[str] | None = None) -> Array:
-    """The edges between k features as a symmetric boolean matrix without a diagonal."""
+    """Return the edges between k features as a symmetric boolean matrix without a diagonal."""
     if isinstance(graph, str):
         kind, _, width = graph.partition(":")
         if kind != "chain" or not (graph == "chain" or width.isdigit()):
@@ -142,7 +142,7 @@ def _from_edges(edges: Any, k: int, names: Sequence[str] | None) -> Array:
 
 
 def elimination(graph: Array) -> list[tuple[int, Array]] | None:
-    """Each feature with its neighbours among those before it, if these always are neighbours of each other.
+    """Return each feature with its neighbours among those before it, if these always are neighbours of each other.
 
     The order is that of maximum cardinality search, which finds such an order if and only if the graph is chordal.
     """
@@ -164,7 +164,7 @@ def elimination(graph: Array) -> list[tuple[int, Array]] | None:
 
 # ---------------------------------------------------------------------- maximum likelihood
 def likeliest_precision(moments: Array, graph: Array) -> Array:
-    """The precision with the zeros of the graph that minimizes ``tr(Theta S) - log det Theta``."""
+    """Return the precision with the zeros of the graph that minimizes ``tr(Theta S) - log det Theta``."""
     order = elimination(graph)
     try:
         if order is not None:
@@ -175,7 +175,10 @@ def likeliest_precision(moments: Array, graph: Array) -> Array:
 
 
 def _by_elimination(moments: Array, order: list[tuple[int, Array]]) -> Array:
-    """``Theta = sum_i u_i u_i^T / v_i``: feature i less its regression on neighbours before it, of variance ``v_i``."""
+    """Return ``Theta = sum_i u_i u_i^T / v_i`` with the residuals of regressions.
+
+    ``u_i`` is feature i less its regression on neighbours before it, and ``v_i`` is its variance.
+    """
     precision = np.zeros_like(moments)
     for feature, before in order:
         slopes = np.linalg.solve(moments[np.ix_(before, before)], moments[before, feature])
@@ -188,7 +191,7 @@ def _by_elimination(moments: Array, order: list[tuple[int, Array]]) -> Array:
 
 
 def _by_regressions(moments: Array, graph: Array) -> Array:
-    """Each feature in turn is regressed on its neighbours, with the covariances as they are at present.
+    """Regress each feature in turn on its neighbours, with the covariances as they are at present.
 
     (Hastie, Tibshirani and Friedman, The Elements of Statistical Learning, algorithm 17.1.)
     """

@@ -20,14 +20,14 @@ ENOUGH = 1e-7
 
 
 def patterns(observed: Tensor) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-    """The rows, the observed and the missing features of each pattern of missing values."""
+    """Yield the rows, the observed and the missing features of each pattern of missing values."""
     unique, which = observed.unique(dim=0, return_inverse=True)
     for i, seen in enumerate(unique):
         yield (which == i).nonzero().squeeze(-1), seen.nonzero().squeeze(-1), (~seen).nonzero().squeeze(-1)
 
 
 def marginal_log_prob(gaussian: Gaussian, rows: Tensor) -> Tensor:
-    """The log-density of what is observed of each row."""
+    """Return the log-density of what is observed of each row."""
     covariance, mean = gaussian.covariance().detach(), gaussian.loc.detach()
     result = torch.zeros(len(rows), dtype=torch.float64)
     for which, seen, _ in patterns(~rows.isnan()):
@@ -38,7 +38,7 @@ def marginal_log_prob(gaussian: Gaussian, rows: Tensor) -> Tensor:
 
 
 def squared_distances(gaussian: Gaussian, rows: Tensor) -> Tensor:
-    """``(x - mu)^T Sigma^-1 (x - mu)`` of what is observed of each row."""
+    """Return ``(x - mu)^T Sigma^-1 (x - mu)`` of what is observed of each row."""
     covariance, mean = gaussian.covariance().detach(), gaussian.loc.detach()
     result = torch.zeros(len(rows), dtype=torch.float64)
     for which, seen, _ in patterns(~rows.isnan()):
@@ -57,7 +57,7 @@ def _log_prob(root: Tensor, deviations: Tensor) -> Tensor:
 
 
 def expected_moments(sample: Sample, covariance: Tensor, mean: Tensor) -> tuple[Tensor, Tensor, float]:
-    """``E[x]``, ``E[x x^T]`` given what is observed, averaged over the rows, and the average log-likelihood."""
+    """Return ``E[x]``, ``E[x x^T]`` and the log-likelihood given what is observed, as averages over the rows."""
     k = sample.k
     first, second = torch.zeros(k, dtype=torch.float64), torch.zeros(k, k, dtype=torch.float64)
     likelihood = 0.0
@@ -81,7 +81,7 @@ def expected_moments(sample: Sample, covariance: Tensor, mean: Tensor) -> tuple[
 
 
 def fit_by_em(sample: Sample, model: Model, shrinkage: float, target: Target) -> Gaussian:
-    """The maximum of ``(1 - shrinkage) l - shrinkage/2 (log det Sigma + tr(Sigma^-1 Diag(target)))``.
+    """Maximize ``(1 - shrinkage) l - shrinkage/2 (log det Sigma + tr(Sigma^-1 Diag(target)))`` by the EM algorithm.
 
     l is the average marginal log-likelihood of what is observed. An iteration fits the family to the expected second
     moments, and so never decreases this.

@@ -33,7 +33,7 @@ class Model(Protocol):
     def name(self) -> str: ...
 
     def fit(self, moments: Moments, mean: Tensor) -> Gaussian:
-        """The likeliest member for data with these second moments around their mean.
+        """Return the likeliest member for data with these second moments around their mean.
 
         Raises:
             SingularMomentsError: where the likelihood has no maximum.
@@ -59,7 +59,7 @@ class StructureModel:
 
 @torch.no_grad()
 def gaussian(group: Group, form: Form, element: Element, mean: Tensor) -> Gaussian:
-    """The Gaussian with this factor and mean."""
+    """Return the Gaussian with this factor and mean."""
     result = Gaussian(group, form=form, loc=mean, init=1.0, dtype=mean.dtype)
     result.frame.copy_(result.group.pack(result.affine.join(element, mean)))
     return result
@@ -67,7 +67,10 @@ def gaussian(group: Group, form: Form, element: Element, mean: Tensor) -> Gaussi
 
 @torch.enable_grad()
 def minimize(group: Group, moments: Moments, form: Form) -> Element:
-    """The factor that minimizes ``1/2 (log det Sigma + tr(Sigma^-1 S))``, by L-BFGS in moving normal coordinates."""
+    """Return the factor that minimizes ``1/2 (log det Sigma + tr(Sigma^-1 S))``.
+
+    L-BFGS searches for it in moving normal coordinates.
+    """
     rows, added = _rows(group, moments)
     point = SPD(group, factor="outer" if form == "covariance" else "inverse", init=moments.diagonal(), project=True)
     if isinstance(group, LowRank) and form == "covariance":
@@ -93,7 +96,7 @@ def minimize(group: Group, moments: Moments, form: Form) -> Element:
 
 
 def _rows(group: Group, moments: Moments) -> tuple[Tensor, Tensor | None]:
-    """Rows R with ``R^T R = S``, or such that ``S = R^T R + Diag(d)``, and d."""
+    """Return rows R with ``R^T R = S`` and None, or rows R and a diagonal d with ``S = R^T R + Diag(d)``."""
     if group.k > LARGEST_DENSE and isinstance(moments, RowMoments):
         if not isinstance(group, LowRank) and bool((moments.added > 0).any()):
             raise ValueError(
@@ -106,7 +109,7 @@ def _rows(group: Group, moments: Moments) -> tuple[Tensor, Tensor | None]:
 
 
 def _diagonal_of_inverse(point: SPD) -> Tensor:
-    """Of ``Sigma^-1``, for low rank."""
+    """Return the diagonal of ``Sigma^-1`` for a low-rank structure."""
     assert isinstance(point.group, LowRank)
     element = point.element()
     if point.chart.form == "outer":
@@ -117,7 +120,7 @@ def _diagonal_of_inverse(point: SPD) -> Tensor:
 
 @torch.no_grad()
 def _start_at_components(point: SPD, group: LowRank, rows: Tensor, variances: Tensor) -> None:
-    """Loadings from the principal components of the correlations, found from the products of the rows."""
+    """Set the loadings to the principal components of the correlations, found from the products of the rows."""
     scale = variances.rsqrt()
     z = rows * scale
     values, vectors = torch.linalg.eigh(widen(z @ z.mT))

@@ -30,7 +30,7 @@ class StructuredMatrix(LinearOperator):  # type: ignore[misc]
         self._gaussian, self._precision, self._exact = gaussian, precision, exact
 
     def _multiply(self, rows: torch.Tensor, inverse: bool) -> torch.Tensor:
-        """Each row times the matrix or its inverse."""
+        """Multiply each row by the matrix or by its inverse."""
         group, factor, _ = self._gaussian._parts()
         if (self._gaussian.form == "precision") == (self._precision != inverse):
             return group.matvec(factor, group.rmatvec(factor, rows))
@@ -54,18 +54,18 @@ class StructuredMatrix(LinearOperator):  # type: ignore[misc]
     _transpose = _adjoint
 
     def solve(self, x: Any) -> Array:
-        """The vector, or the columns, that the matrix multiplies to ``x``."""
+        """Return the vector, or the columns, that the matrix multiplies to ``x``."""
         columns = np.asarray(x)
         if columns.shape[:1] != self.shape[:1] or columns.ndim > 2:
             raise ValueError(f"x has shape {columns.shape}, expected ({self.shape[0]},) or ({self.shape[0]}, n)")
         return self._apply(columns, inverse=True)
 
     def logdet(self) -> float:
-        """The logarithm of the determinant."""
+        """Return the logarithm of the determinant."""
         return (-1 if self._precision else 1) * self._gaussian.logdet().item()
 
     def diagonal(self) -> Array:
-        """The diagonal, some entries at a time."""
+        """Return the diagonal, computed some entries at a time."""
         k = self.shape[0]
         parts = []
         for start in range(0, k, COLUMNS):
@@ -76,7 +76,7 @@ class StructuredMatrix(LinearOperator):  # type: ignore[misc]
         return np.concatenate(parts)
 
     def to_dense(self) -> Array:
-        """The k x k array."""
+        """Return the k x k array."""
         if self._exact is not None:
             return self._exact.copy()
         matrix = self._gaussian.precision() if self._precision else self._gaussian.covariance()

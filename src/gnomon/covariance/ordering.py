@@ -68,7 +68,7 @@ def order_features(
     cv: Any = 5,
     random_state: Any = 0,
 ) -> FeatureOrder:
-    """An order of the columns of ``X`` in which the structure fits better, and what it gains on held-out rows.
+    """Return an order of the columns of ``X`` in which the structure fits better, and what it gains on held-out rows.
 
     - ``arrow``: the features that explain the others best come first, each chosen given those before it.
     - ``heisenberg``: such features come last; those that all others together explain best come first.
@@ -136,7 +136,7 @@ def _with_first(first: list[int], k: int, without: list[int] | None = None) -> A
 
 
 def _drivers(correlations: Array, count: int) -> list[int]:
-    """Features given which the others vary least, each chosen given those before it."""
+    """Return features given which the others vary least, each chosen given those before it."""
     left = correlations.copy()
     chosen: list[int] = []
     for _ in range(count):
@@ -155,7 +155,7 @@ def _drivers(correlations: Array, count: int) -> list[int]:
 
 
 def _driven(correlations: Array, drivers: list[int], count: int) -> list[int]:
-    """Features that all others explain best, beyond what the drivers do."""
+    """Return the features that all others explain best, beyond what the drivers do."""
     given_all = 1 / np.linalg.inv(correlations).diagonal()
     explained = correlations.diagonal().copy()
     if drivers:
@@ -167,6 +167,9 @@ def _driven(correlations: Array, drivers: list[int], count: int) -> list[int]:
 
 
 def _side_by_side(correlations: Array) -> Array:
+    """Return the features along the Fiedler vector of the squared correlations."""
+    if len(correlations) == 1:  # a graph of one vertex has no such vector
+        return np.arange(1)
     weights = correlations**2
     np.fill_diagonal(weights, 0)
     laplacian = np.diag(weights.sum(1)) - weights
@@ -175,7 +178,11 @@ def _side_by_side(correlations: Array) -> Array:
 
 
 def _in_blocks(correlations: Array, size: int) -> Array:
-    """Clusters of at most ``size`` features by average squared correlation, packed into blocks."""
+    """Return an order of the features in which blocks of one size hold correlated ones.
+
+    Features are merged into clusters of at most ``size`` by average squared correlation, which are then packed into
+    blocks.
+    """
     k = len(correlations)
     clusters = [[i] for i in range(k)]
     nearness = correlations**2
@@ -198,7 +205,7 @@ def _in_blocks(correlations: Array, size: int) -> Array:
 
 
 def _packed(clusters: list[list[int]], k: int, size: int) -> Array:
-    """The clusters in blocks of a size, the last one smaller; those that fit in no block are divided."""
+    """Arrange clusters in blocks of a size, the last one smaller; divide those that fit in no block."""
     room = [size] * (k // size) + ([k % size] if k % size else [])
     blocks: list[list[int]] = [[] for _ in room]
     for cluster in sorted(clusters, key=len, reverse=True):

@@ -13,7 +13,7 @@ NAMED = 30
 
 
 def plot_gaussian(estimator: Any, axes: Any = None) -> Any:
-    """Correlations and partial correlations, side by side; the axes are returned.
+    """Draw correlations and partial correlations side by side, and return the axes.
 
     A correlation of two features is zero where they are independent, a partial correlation where they are independent
     given all others. The structures differ in which of the two has zeros, and where.

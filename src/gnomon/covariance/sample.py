@@ -49,7 +49,7 @@ class Summary(Protocol):
         """``sum_i w_i (x_i - mean) (x_i - mean)^T``."""
 
     def target(self, kind: Target) -> Tensor:
-        """The diagonal that the moments are shrunk towards.
+        """Return the diagonal that the moments are shrunk towards.
 
         ``"identity"`` is the mean variance for every feature. ``"diagonal"`` are the features' own variances v,
         themselves shrunk towards their mean m by the share ``sum Var(v_i) / sum (v_i - m)^2``, at most 1, that
@@ -65,7 +65,7 @@ class Summary(Protocol):
         return (1 - share) * self.variances + share * common
 
     def moments(self, shrinkage: float, target: Target) -> Moments:
-        """``(1 - shrinkage) S + shrinkage Diag(target)``."""
+        """Return ``(1 - shrinkage) S + shrinkage Diag(target)``."""
         return shrunk(self.matrix, shrinkage, self.target(target))
 
 
@@ -109,7 +109,7 @@ class Sample(Summary):
 
     # ------------------------------------------------------------------ first and second moments of what is observed
     def _parts(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows in float64 and their weights, some at a time."""
+        """Yield rows in float64 and their weights, some at a time."""
         size = max(1, CHUNK // self.k)
         for rows, weights in zip(self.rows.split(size), self.weights.split(size), strict=True):
             yield rows.double(), weights.unsqueeze(-1)
@@ -244,11 +244,11 @@ class RunningSums(Summary):
 
 
 def _not_tiny(variances: Tensor) -> Tensor:
-    """Variances, not below a tiny share of their mean."""
+    """Return the variances, with those below a tiny share of their mean raised to it."""
     scale = float(variances.mean()) or 1.0
     return variances.clamp(min=SMALLEST_VARIANCE * scale)
 
 
 def shrunk(matrix: Tensor, shrinkage: float, target: Tensor) -> DenseMoments:
-    """``(1 - shrinkage) S + shrinkage Diag(target)``."""
+    """Return ``(1 - shrinkage) S + shrinkage Diag(target)``."""
     return DenseMoments((1 - shrinkage) * matrix + shrinkage * torch.diag(target))

@@ -27,7 +27,7 @@ PATIENCE = 2
 
 
 def fit(sample: Summary, model: Model, shrinkage: float, target: Target) -> Gaussian:
-    """The likeliest Gaussian of the family for shrunk moments."""
+    """Return the likeliest Gaussian of the family for shrunk moments."""
     if isinstance(sample, Sample) and not sample.complete:
         return fit_by_em(sample, model, shrinkage, target)
     return model.fit(sample.moments(shrinkage, target), sample.mean)
@@ -35,7 +35,7 @@ def fit(sample: Summary, model: Model, shrinkage: float, target: Target) -> Gaus
 
 @torch.no_grad()
 def log_prob(gaussian: Gaussian, rows: Tensor) -> Tensor:
-    """Of what is observed of each row."""
+    """Return the log-density of what is observed of each row."""
     if bool(rows.isnan().any()):
         return marginal_log_prob(gaussian, rows)
     return gaussian.log_prob(rows.double())
@@ -64,7 +64,10 @@ class Folds:
         self._fits = [self.sample.subset(rows) for rows, _ in self.splits]
 
     def score(self, model: Model, shrinkage: float, target: Target) -> float:
-        """The average log-likelihood of rows that the fits have not seen; minus infinity where one has no maximum."""
+        """Return the average log-likelihood of rows that the fits have not seen.
+
+        It is minus infinity where a fit has no maximum.
+        """
         total, weight = 0.0, 0.0
         for part, (_, held_out) in zip(self._fits, self.splits, strict=True):
             try:
@@ -77,7 +80,7 @@ class Folds:
         return total / weight
 
     def best_shrinkage(self, model: Model, targets: Sequence[Target]) -> Trial:
-        """Over the grid and the targets, for one family."""
+        """Return the best trial of one family, over the grid of shrinkages and the targets."""
         best = max((self._climb(model, target) for target in targets), key=lambda trial: trial.score)
         self.trials.append(best)
         return best
@@ -99,7 +102,7 @@ class Folds:
             place = better
 
     def best_structure(self, families: Iterable[Sequence[Model]], choose: Callable[[Model], Trial]) -> Trial:
-        """The best of all families; one is given up where larger members do not help."""
+        """Return the best trial of all families; a family is given up where its larger members do not help."""
         results: list[Trial] = []
         for family in families:
             best, idle = -math.inf, 0
@@ -114,7 +117,7 @@ class Folds:
 
 
 def candidates(k: int, form: Form, complete: bool = True) -> list[list[Model]]:
-    """Families of structures for k features, from few parameters to many.
+    """Return families of structures for k features, from few parameters to many.
 
     Toeplitz, which has no closed form, takes long and is left out where values are missing.
     """

@@ -3,13 +3,15 @@
 Structures compose: ``BlockTriangular((Dense(5), Toeplitz(100)))``, ``Kronecker(Triangular(8), Diagonal(9))``.
 """
 
+from .affine import Affine, LowRankAffine
 from .base import Element, Group
 from .block_diagonal import BlockDiagonal
-from .block_triangular import Affine, Arrow, BlockTriangular, Heisenberg
+from .block_triangular import Arrow, BlockTriangular, Heisenberg
 from .dense import Dense
 from .diagonal import Diagonal, Fixed
 from .kronecker import Kronecker
-from .low_rank import LowRank, LowRankAffine, Marginal
+from .low_rank import LowRank
+from .marginal import Marginal
 from .operator import SymmetricOperator
 from .square import Square
 from .structures import STRUCTURE_NAMES, StructureLike, as_factory, as_structure

@@ -21,7 +21,7 @@ ORDERS = (1, 2, None)
 
 
 def positive_size(name: str, value: object) -> int:
-    """``value`` as a positive integer; an error that names it otherwise."""
+    """Return ``value`` as a positive integer; the error for any other value says ``name``."""
     try:
         size = operator.index(value)  # type: ignore[arg-type]  # NumPy's integers too
     except TypeError:
@@ -89,19 +89,19 @@ class Group(Blocks, ABC):
     # ------------------------------------------------------------------ the core
     @abstractmethod
     def mul(self, a: Element, b: Element) -> Element:
-        """``A B``; a fresh result."""
+        """Return ``A B``, a fresh result."""
 
     @abstractmethod
     def apply(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
-        """``A x`` (or ``A^T x``) for each row ``x`` of ``(*batch, n, k)``."""
+        """Return ``A x`` (or ``A^T x``) for each row ``x`` of ``(*batch, n, k)``."""
 
     @abstractmethod
     def ldiv(self, a: Element, b: Element) -> Element:
-        """``A^-1 B``."""
+        """Return ``A^-1 B``."""
 
     # ------------------------------------------------------------------ elements
     def identity_like(self, a: Element) -> Element:
-        """The neutral element, once for each element of a batch."""
+        """Return the neutral element, once for each element of a batch."""
         return self.identity(self.batch_shape(a), dtype=a[0].dtype, device=a[0].device)
 
     def identity(
@@ -111,42 +111,42 @@ class Group(Blocks, ABC):
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> Element:
-        """The neutral element."""
+        """Return the neutral element."""
         return self.from_diagonal(torch.ones(*batch_shape, self.k, dtype=dtype, device=device))
 
     def from_diagonal(self, diagonal: Tensor) -> Element:
-        """The element nearest to ``Diag(diagonal)``: that matrix itself, where the structure holds it."""
+        """Return the element nearest to ``Diag(diagonal)``, which is that matrix itself if the structure holds it."""
         return self.from_dense(torch.diag_embed(diagonal))
 
     def from_dense(self, matrix: Tensor) -> Element:
-        """The projection of a k x k matrix onto the structure."""
+        """Return the projection of a k x k matrix onto the structure."""
         inner = self.restrict(derived.eye_like(self, matrix), matrix)
         squares = derived.generator_squares(self, matrix.dtype, matrix.device)
         return tuple(x / square for x, square in zip(inner, squares, strict=True))
 
     def to_dense(self, a: Element) -> Tensor:
-        """The k x k matrix. For people and tests."""
+        """Return the k x k matrix. It is meant for people and tests."""
         return self.apply(a, derived.eye_like(self, a[0]).expand(*self.batch_shape(a), -1, -1)).mT
 
     def factor(self, tau: Tensor) -> Element:
-        """The group's Cholesky factor: ``A A^T = tau`` where tau is on the submanifold, and is near it elsewhere."""
+        """Return the group's Cholesky factor: ``A A^T = tau`` on the submanifold, and near tau elsewhere."""
         return derived.nearest_factor(self, tau)
 
     def apply_inverse(self, a: Element, rows: Tensor, transpose: bool = False) -> Tensor:
-        """``A^-1 x`` (or ``A^-T x``) for each row ``x`` of ``(*batch, n, k)``."""
+        """Return ``A^-1 x`` (or ``A^-T x``) for each row ``x`` of ``(*batch, n, k)``."""
         return self.apply(self.ldiv(a, self.identity_like(a)), rows, transpose)
 
     def logabsdet(self, a: Element) -> Tensor:
-        """``log |det A|``, of the batch shape."""
+        """Return ``log |det A|``, of the batch shape."""
         return torch.linalg.slogdet(widen(self.to_dense(a))).logabsdet.to(a[0].dtype)
 
     # ------------------------------------------------------------------ covectors and coordinates
     def restrict(self, x: Tensor, y: Tensor) -> Element:
-        """``<E_j, X^T Y>`` for every generator, from rows ``X`` and ``Y``, without forming ``X^T Y``."""
+        """Return ``<E_j, X^T Y>`` for every generator, from rows ``X`` and ``Y``, without forming ``X^T Y``."""
         return derived.adjoint_of_apply(self, x, y)
 
     def pullback(self, a: Element, grad: Element, left: bool = False) -> Element:
-        """``<E_j, A^T G>``: the gradient in ``N`` of ``f(A Exp(N))`` at 0 from ``G = df/dA``; a fresh result.
+        """Return ``<E_j, A^T G>``, the gradient in ``N`` of ``f(A Exp(N))`` at 0 from ``G = df/dA``; a fresh result.
 
         Only the entries of ``G`` inside the structure matter, because the structure is closed under
         multiplication. With ``left`` it is ``<E_j, G A^T>``, for ``f(Exp(N) A)``.
@@ -154,16 +154,19 @@ class Group(Blocks, ABC):
         return derived.adjoint_of_mul(self, a, grad, left)
 
     def dual(self, n: Element) -> Element:
-        """The covector ``E_j -> <N, E_j>_F``: ``N`` itself where a block's entries are matrix entries."""
+        """Return the covector ``E_j -> <N, E_j>_F``.
+
+        It is ``N`` itself where a block's entries are matrix entries.
+        """
         return self.restrict(derived.eye_like(self, n[0]), self.to_dense(n))
 
     def scale(self, eta: Element) -> Element:
-        """``D . eta``: from orthonormal coordinates to the algebra; a fresh result."""
+        """Return ``D . eta``, which turns orthonormal coordinates into an algebra element; a fresh result."""
         scales = derived.generator_scales(self, eta[0].dtype, eta[0].device)
         return tuple(x * d for x, d in zip(eta, scales, strict=True))
 
     def unscale(self, n: Element) -> Element:
-        """The coordinates of an algebra element, ``N / D``."""
+        """Return the coordinates of an algebra element, ``N / D``."""
         return self.scale(derived.symmetric_gram(self, n))  # <D_j (E_j + E_j^T), N + N^T>
 
     @property
@@ -178,47 +181,53 @@ class Group(Blocks, ABC):
         return self
 
     def transpose(self, a: Element) -> Element:
-        """``A^T`` as an element of :attr:`transposed`; coordinates and covectors are transposed alike."""
+        """Return ``A^T`` as an element of :attr:`transposed`; coordinates and covectors are transposed alike."""
         return self.transposed.from_dense(self.to_dense(a).mT)
 
     # ------------------------------------------------------------------ derived operations
     def matvec(self, a: Element, x: Tensor) -> Tensor:
-        """``A x`` for vectors ``(*sample, *batch, k)``."""
+        """Return ``A x`` for vectors ``(*sample, *batch, k)``."""
         return derived.by_rows(self, a, x, lambda rows: self.apply(a, rows))
 
     def rmatvec(self, a: Element, x: Tensor) -> Tensor:
-        """``A^T x`` for vectors ``(*sample, *batch, k)``."""
+        """Return ``A^T x`` for vectors ``(*sample, *batch, k)``."""
         return derived.by_rows(self, a, x, lambda rows: self.apply(a, rows, transpose=True))
 
     def solve(self, a: Element, x: Tensor) -> Tensor:
-        """``A^-1 x`` for vectors ``(*sample, *batch, k)``."""
+        """Return ``A^-1 x`` for vectors ``(*sample, *batch, k)``."""
         return derived.by_rows(self, a, x, lambda rows: self.apply_inverse(a, rows))
 
     def rsolve(self, a: Element, x: Tensor) -> Tensor:
-        """``A^-T x`` for vectors ``(*sample, *batch, k)``."""
+        """Return ``A^-T x`` for vectors ``(*sample, *batch, k)``."""
         return derived.by_rows(self, a, x, lambda rows: self.apply_inverse(a, rows, transpose=True))
 
     def apply_squared(self, a: Element, rows: Tensor, overwrite: bool = False) -> Tensor:
-        """``A A^T x`` for each row ``x`` of ``(*batch, n, k)``; with ``overwrite`` it may be in the rows' memory."""
+        """Return ``A A^T x`` for each row ``x`` of ``(*batch, n, k)``.
+
+        With ``overwrite`` the result may be in the rows' memory.
+        """
         if is_differentiated(rows, *a):
             return self.apply(a, self.apply(a, rows, transpose=True))  # nothing in place that a derivative needs
         return self.times_square(self.squared(a), rows, overwrite)
 
     def squared(self, a: Element) -> Element:
-        """``A A^T`` as :meth:`times_square` wants it; it has the batch dimensions of A, and is worth keeping."""
+        """Return ``A A^T`` in the form that :meth:`times_square` takes.
+
+        It has the batch dimensions of A, and is worth keeping.
+        """
         return a
 
     def times_square(
         self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
     ) -> Tensor:
-        """:meth:`apply_squared` from what :meth:`squared` gives, without derivatives.
+        """Return :meth:`apply_squared` from the result of :meth:`squared`, without derivatives.
 
         With ``scratch``, memory as large as the rows' and laid out as they are, the result may be in that.
         """
         return self.apply(square, self.apply(square, rows, transpose=True))
 
     def gram(self, a: Element, x: Tensor) -> Element:
-        """``<E_j, A^T X^T X A>`` from rows ``X`` of shape ``(*batch, n, k)``, without a k x k matrix."""
+        """Return ``<E_j, A^T X^T X A>`` from rows ``X`` of shape ``(*batch, n, k)``, without a k x k matrix."""
         xa = self.apply(a, x, transpose=True)
         return self.restrict(xa, xa)
 
@@ -228,7 +237,7 @@ class Group(Blocks, ABC):
         return self.k
 
     def congruence(self, a: Element, h: SymmetricOperator) -> Element:
-        """``<E_j, A^T H A>`` for one element (no batch), from as few products with ``H`` as the structure needs.
+        """Return ``<E_j, A^T H A>`` for one element (no batch), from as few products with ``H`` as the structure needs.
 
         Without a better way it takes one product for each of the k columns of ``A``.
         """
@@ -236,41 +245,44 @@ class Group(Blocks, ABC):
         return self.restrict(columns, h.apply(columns.mT).mT)
 
     def bracket(self, n: Element, m: Element) -> Element:
-        """``[N, M] = N M - M N`` of two algebra elements."""
+        """Return ``[N, M] = N M - M N`` of two algebra elements."""
         return accumulate(self.mul(n, m), self.mul(m, n), -1)
 
     def trace(self, covector: Element) -> Tensor:
-        """``tr(M)`` from ``<E_j, M>``, of the batch shape."""
+        """Return ``tr(M)`` from ``<E_j, M>``, of the batch shape."""
         return (self.flatten(self.identity_like(covector)) * self.flatten(covector)).sum(-1)
 
     def metric_dual(self, covector: Element) -> Element:
-        """``2 D . D . <E_j, M>`` for a symmetric M: the algebra element along which ``<N, M>`` grows fastest.
+        """Return ``2 D . D . <E_j, M>`` for a symmetric M: the algebra element along which ``<N, M>`` grows fastest.
 
         It may be in the memory of the covector.
         """
         return times(2, self.scale(self.scale(covector)))
 
     def squared_norm(self, a: Element) -> Tensor:
-        """``||A||_F^2``, of the batch shape."""
+        """Return ``||A||_F^2``, of the batch shape."""
         return (self.flatten(a) * self.flatten(self.dual(a))).sum(-1)
 
     def square_diagonal(self, a: Element) -> Tensor:
-        """The diagonal of ``A A^T``, of shape ``(*batch, k)``."""
+        """Return the diagonal of ``A A^T``, of shape ``(*batch, k)``."""
         return self.to_dense(a).square().sum(-1)
 
     def length(self, eta: Element) -> Tensor:
-        """``||eta||``, the geodesic length of a tangent vector, of the batch shape and in float64."""
+        """Return ``||eta||``, the geodesic length of a tangent vector, of the batch shape and in float64."""
         return torch.linalg.vector_norm(self.flatten(eta), dim=-1, dtype=torch.float64)
 
     def norm_bound(self, n: Element) -> Tensor:
-        """``sqrt(||N||_1 ||N||_inf)``, at least the spectral norm; it does not grow with k as ``||N||_F`` does."""
+        """Return ``sqrt(||N||_1 ||N||_inf)``, which is at least the spectral norm.
+
+        It does not grow with k as ``||N||_F`` does.
+        """
         magnitudes = tuple(block.detach().abs() for block in n)
         ones = n[0].new_ones(*self.batch_shape(n), 1, self.k)
         sums = [self.apply(magnitudes, ones, transpose).squeeze(-2) for transpose in (False, True)]
         return (sums[0].amax(-1) * sums[1].amax(-1)).sqrt()
 
     def norm_estimate(self, n: Element) -> Tensor:
-        """About the spectral norm, from half of it to three times it, of the batch shape.
+        """Return an estimate of the spectral norm, from half of it to three times it, of the batch shape.
 
         Here it is from below, by four steps of the power method on ``N^T N``.
         """
@@ -280,27 +292,29 @@ class Group(Blocks, ABC):
         return norms.reshape(batch).to(n[0].dtype)
 
     def reach(self, eta: Element) -> Tensor:
-        """A bound on ``||2 D.eta||_2``: a step changes no direction of tau by more than e to this power."""
+        """Return a bound on ``||2 D.eta||_2``: a step changes no direction of tau by more than e to this power."""
         return 2 * self.norm_bound(self.scale(eta))
 
     def stretch(self, eta: Element) -> Tensor:
-        """A bound on ``||D.eta + (D.eta)^T||_2``: a step changes no direction of tau by more than e to this power.
+        """Return a bound on ``||D.eta + (D.eta)^T||_2``.
 
-        It is the step's length in Thompson's metric. The geodesic length, the Frobenius norm of the same matrix, is at
-        least as large, and grows with the number of coordinates.
+        A step changes no direction of tau by more than e to this power. It is the step's length in Thompson's metric.
+        The geodesic length, the Frobenius norm of the same matrix, is at least as large, and grows with the number of
+        coordinates.
         """
         reach = self.reach(eta)
         return torch.minimum(reach, self.length(eta).to(reach.dtype))
 
     def quick_stretch(self, eta: Element) -> Tensor | None:
-        """About as large as ``stretch(eta)`` or larger, in a small part of its time; None where that is short already.
+        """Return a quick estimate of ``stretch(eta)``, about as large or larger.
 
-        For large matrices the bound is one of probability: an unlucky step in a hundred exceeds it a little.
+        It is None where the stretch itself is quick to compute. For large matrices the bound is one of probability: an
+        unlucky step in a hundred exceeds it a little.
         """
         return None
 
     def exp(self, n: Element, order: int | None = None) -> Element:
-        """``Exp(N)``, or its truncation after the linear (1) or quadratic (2) term.
+        """Return ``Exp(N)``, or its truncation after the linear (1) or quadratic (2) term.
 
         The quadratic one, ``(I + (I + N)^2) / 2``, is never singular for symmetric or triangular ``N``.
         """
@@ -314,7 +328,7 @@ class Group(Blocks, ABC):
         return derived.taylor_exponential(self, n)
 
     def move(self, a: Element, n: Element, order: int | None = None, left: bool = False) -> Element:
-        """``A Exp(N)``, or ``Exp(N) A`` with ``left``, at a given order of the exponential.
+        """Return ``A Exp(N)``, or ``Exp(N) A`` with ``left``, at a given order of the exponential.
 
         The truncated forms add to ``A`` and never form ``I + N``, whose rounding would lose small steps.
         """
@@ -329,7 +343,7 @@ class Group(Blocks, ABC):
         return accumulate(moved, self.mul(n, first) if left else self.mul(first, n), 0.5)
 
     def retract(self, a: Element, eta: Element, order: int | None = 2, left: bool = False, sign: int = 1) -> Element:
-        """``A Exp(+-D.eta)``, or ``Exp(+-D.eta) A`` with ``left``: the point at coordinates eta of the frame A."""
+        """Return ``A Exp(+-D.eta)``, or ``Exp(+-D.eta) A`` with ``left``: the point at coordinates eta."""
         n = self.scale(eta)
         return self.move(a, n if sign > 0 else times(-1, n), order, left)
 

@@ -19,7 +19,7 @@ def _frobenius_norm(matrices: Tensor) -> Tensor:
 
 
 def _beginning(memory: Tensor | None, shape: torch.Size) -> Tensor | None:
-    """The first numbers of dense memory, whatever their order was."""
+    """Return the first numbers of dense memory in a shape, whatever their order was."""
     return None if memory is None else memory.as_strided((shape.numel(),), (1,)).view(shape)
 
 
@@ -46,7 +46,7 @@ class BlockDiagonal(Group):
         return f"{self.k}, block={self.block}"
 
     def _each(self, operation: Callable[..., Element], *elements: Element) -> Element:
-        """``operation(group, *blocks)`` on the stack and on the last block."""
+        """Return ``operation(group, *blocks)`` of the stack of blocks and of the last block."""
         groups = [self._stack] + ([self._last] if self._last else [])
         return tuple(
             operation(group, *((blocks,) for blocks in parts))[0]
@@ -54,7 +54,7 @@ class BlockDiagonal(Group):
         )
 
     def _split(self, rows: Tensor) -> Element:
-        """Rows ``(*batch, n, k)`` to ``(*batch, count, n, block)`` and the rest."""
+        """Split rows ``(*batch, n, k)`` into ``(*batch, count, n, block)`` and the rest."""
         head = self._count * self.block
         stacked = rows[..., :head].unflatten(-1, (self._count, self.block)).movedim(-2, -3)
         return (stacked, rows[..., head:]) if self._last else (stacked,)
@@ -114,7 +114,7 @@ class BlockDiagonal(Group):
         return n
 
     def _total(self, quantity: Callable[[Dense, Element], Tensor], a: Element) -> Tensor:
-        """A quantity of each block, summed."""
+        """Return the sum of a quantity over the blocks."""
         stacked = quantity(self._stack, (a[0],)).sum(-1)
         return stacked + quantity(self._last, (a[1],)) if self._last else stacked
 
@@ -129,7 +129,7 @@ class BlockDiagonal(Group):
         return torch.cat([blocks[0].flatten(-2), *blocks[1:]], -1)
 
     def _greatest(self, quantity: Callable[[Dense, Element], Tensor], a: Element) -> Tensor:
-        """A quantity of each block, the greatest of them."""
+        """Return the greatest value of a quantity over the blocks."""
         stacked = quantity(self._stack, (a[0],)).amax(-1)
         return torch.maximum(stacked, quantity(self._last, (a[1],))) if self._last else stacked
 
@@ -137,7 +137,10 @@ class BlockDiagonal(Group):
         return self._greatest(Dense.norm_estimate, n)
 
     def stretch(self, eta: Element) -> Tensor:
-        """Of many small blocks by their Frobenius norms, which take a tenth of the time."""
+        """Return the greatest stretch of a block.
+
+        For many small blocks it is the greatest Frobenius norm, which takes a tenth of the time.
+        """
         small = self.block <= SMALL_BLOCK
         return self._greatest(lambda g, eta: _frobenius_norm(eta[0]) if small else g.stretch(eta), eta)
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..linalg import SMALL_SIZE, matmul, spectral_norm, widen
 from .base import Element, Group, add, positive_size
 from .dense import Dense
-from .diagonal import Diagonal, Fixed
+from .diagonal import Diagonal
 from .operator import SymmetricOperator
 
 
@@ -21,12 +21,15 @@ def _assign(place: Tensor, value: Tensor) -> None:
 
 
 def _product(rows: Tensor, wide: Tensor) -> Tensor:
-    """``rows wide^T``, as a transposed product, which is two to ten times as quick where one side is thin."""
+    """Return ``rows wide^T``, computed as a transposed product.
+
+    That is two to ten times as quick where one side is thin.
+    """
     return matmul(wide, rows.mT).mT
 
 
 def _add_product(rows: Tensor, x: Tensor, y: Tensor) -> None:
-    """``rows + x y`` in the memory of the rows, which may be that of a transposed matrix."""
+    """Add ``x y`` to the rows in their memory, which may be that of a transposed matrix."""
     if not rows.ndim == x.ndim == y.ndim == 3:
         rows.add_(x @ y)
     elif rows.stride(-1) == 1:
@@ -36,13 +39,16 @@ def _add_product(rows: Tensor, x: Tensor, y: Tensor) -> None:
 
 
 def _coupling_norm(coupling: Tensor) -> Tensor:
-    """The spectral norm, from above; where neither side is small, the Frobenius norm."""
+    """Return a bound on the spectral norm; where neither side is small, the Frobenius norm."""
     tall = coupling if coupling.shape[-2] >= coupling.shape[-1] else coupling.mT
     return spectral_norm(tall) if tall.shape[-1] <= SMALL_SIZE else torch.linalg.vector_norm(tall, dim=(-2, -1))
 
 
 def _quick_coupling_norm(coupling: Tensor) -> Tensor:
-    """The same with one pass over a long side, unless squares are out of range, for which it reads a value."""
+    """Return the same as :func:`_coupling_norm` with one pass over a long side.
+
+    One value is read from the device, to see that squares are in range.
+    """
     tall = coupling if coupling.shape[-2] >= coupling.shape[-1] else coupling.mT
     if tall.shape[-1] > SMALL_SIZE:
         return _coupling_norm(tall)
@@ -117,11 +123,12 @@ class BlockTriangular(Group):
         return self._join(y_s, y_t + _product(x_s, coupling))
 
     def squared(self, a: Element) -> Element:
-        """With ``A = [[S, 0], [C, T]]`` (source, then target), a matrix as thin as the smaller part, and the other's.
+        """Return ``A A^T`` as a thin matrix and the square of one part.
 
-        ``A A^T = H H^T + [[0, 0], [0, T T^T]]`` with ``H = [S; C]``, which is kept as rows, and as well
-        ``[[S S^T, S C^T], [C S^T, C C^T + T T^T]]``, of which the rows of the target are. The squares of a diagonal T
-        are kept with zeros for S, so that rows are multiplied as a whole.
+        Let ``A = [[S, 0], [C, T]]`` (source, then target). If the source is the smaller part, the thin matrix is
+        ``H = [S; C]``, stored as rows, and ``A A^T = H H^T + [[0, 0], [0, T T^T]]``. Otherwise it is the target's rows
+        of ``A A^T = [[S S^T, S C^T], [C S^T, C C^T + T T^T]]``. The square of a diagonal T is stored with zeros for S,
+        so that rows are multiplied as a whole.
         """
         a_s, a_t, coupling = self._open(a)
         if self._source_is_thin:
@@ -149,9 +156,10 @@ class BlockTriangular(Group):
         return result
 
     def _become_product(self, rows: Tensor, square: Element, more: tuple[Tensor, Tensor] | None = None) -> Tensor:
-        """Rows x become ``A A^T x``; with ``more``, U and V, ``U V`` is added, and ``X V^T`` of the old rows is given.
+        """Replace rows X by ``X A A^T`` in place.
 
-        All that is thin is read and added in one pass: memory is what it takes.
+        With ``more``, a pair U and V, add ``U V`` too, and return ``X V^T`` for the old rows X. (Without it, what is
+        returned is of no use.) All that is thin is read and added in one pass, because memory takes the time.
         """
         thin, other = square[0], square[1:]
         if self._source_is_thin:
@@ -243,7 +251,7 @@ class BlockTriangular(Group):
         return self._join(self.source.square_diagonal(a_s), target)
 
     def norm_estimate(self, n: Element) -> Tensor:
-        """That of the 2 x 2 matrix of the parts' norms, which is no less than the norm of the whole.
+        """Return the norm of the 2 x 2 matrix of the parts' norms, which is no less than the norm of the whole.
 
         The singular values of ``[[s, 0], [c, t]]`` have the sum ``|(s + t, c)|`` and the difference ``|(s - t, c)|``.
         """
@@ -252,7 +260,7 @@ class BlockTriangular(Group):
         return (torch.hypot(s + t, c) + torch.hypot(s - t, c)) / 2
 
     def stretch(self, eta: Element) -> Tensor:
-        """The norm of the symmetric 2 x 2 matrix of the parts' norms, which is no less than that of the whole."""
+        """Return the norm of the symmetric 2 x 2 matrix of the parts' norms, a bound on that of the whole."""
         e_s, e_t, coupling = self._open(eta)
         s, t, c = self.source.stretch(e_s), self.target.stretch(e_t), _quick_coupling_norm(widen(coupling))
         return (s + t + torch.hypot(s - t, math.sqrt(2) * c.to(coupling.dtype))) / 2
@@ -274,7 +282,7 @@ class BlockTriangular(Group):
         return min(self.source.k + self.target.products, self.target.k + self.source.products)
 
     def congruence(self, a: Element, h: SymmetricOperator) -> Element:
-        """With ``A = [[S, 0], [C, T]]`` (source, then target): A's columns of the source, or H's rows of the target.
+        """Return ``<E_j, A^T H A>`` from products of H with A's columns of the source, or from H's rows of the target.
 
         Either gives its own block, the coupling and all that it adds to the other part, in which the rest is a
         congruence; the way with fewer products is taken.
@@ -304,7 +312,7 @@ class BlockTriangular(Group):
         return self._close(m_s, self.target.restrict(t, h_tt @ t), m_c)
 
     def _corners(self, matrix: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The (source, source), (target, target) and (target, source) blocks of a dense matrix."""
+        """Return the (source, source), (target, target) and (target, source) blocks of a dense matrix."""
         cut = self.first.k
         first, rest = slice(None, cut), slice(cut, None)
         s, t = (rest, first) if self.upper else (first, rest)
@@ -367,75 +375,3 @@ class Heisenberg(BlockTriangular):
 
     def _arguments(self) -> str:
         return f"{self.k}, head={self.head}, tail={self.tail}"
-
-
-class Affine(BlockTriangular):
-    """``[[L, mu], [0, 1]]`` with ``L`` in a group: the Gaussian family (Sec. sngd_special).
-
-    Its exponential map is that of Eq. gnormal_coord2, ``Exp(N) = [[Exp(N_L), n_mu], [0, 1]]``, which
-    agrees with the matrix exponential (Eq. gnormal_coord1) to first order and leaves the mean's step linear. With
-    ``upper=False`` the vector is the last row: the form of a Gaussian's precision.
-    """
-
-    has_matrix_exp = False
-
-    def __init__(self, linear: Group, upper: bool = True) -> None:
-        self.linear = linear
-        super().__init__((linear, Fixed(1)), upper)
-
-    def _arguments(self) -> str:
-        return f"{self.linear!r}, upper={self.upper}"
-
-    def join(self, factor: Element, mean: Tensor) -> Element:
-        """The element of a Gaussian with this factor and mean."""
-        vector = mean if self.upper else -self.linear.rmatvec(factor, mean)
-        return (*factor, torch.ones_like(mean[..., :1]), vector.unsqueeze(-1 if self.upper else -2))
-
-    def split(self, a: Element) -> tuple[Element, Tensor]:
-        """The factor L and the vector: the mean, or with ``upper=False`` it is ``-L^T mean``."""
-        return a[: len(self.linear.shapes)], a[-1].squeeze(-1 if self.upper else -2)
-
-    def mean(self, a: Element) -> Tensor:
-        factor, vector = self.split(a)
-        return vector if self.upper else -self.linear.rsolve(factor, vector)
-
-    def change_of_units(self, eta: Element, order: int | None) -> Tensor:
-        """By which factors the units of the whitened mean's coordinates change in a step, in the shape of their block.
-
-        With ``L <- L E`` gradients ``L^T g`` become ``E^T L^T g``: the factors are the lengths of E's columns. In
-        precision form ``P^-1 g`` becomes ``E P^-1 g`` with the inverse E of what P is multiplied by, and they are the
-        lengths of its rows.
-        """
-        linear = self.linear
-        e = linear.exp(linear.scale(eta[: len(linear.shapes)]), order)
-        squares = tuple(block.square() for block in e)
-        ones = torch.ones_like(eta[-1].mT if self.upper else eta[-1])
-        factors = linear.apply(squares, ones, transpose=self.upper).sqrt()
-        return factors.mT if self.upper else factors
-
-    @property
-    def transposed(self) -> Group:
-        return Affine(self.linear.transposed, not self.upper)
-
-    def stretch(self, eta: Element) -> Tensor:
-        """That of the factor, or by how many standard deviations a coordinate of the whitened mean moves, if more.
-
-        As a length of the mean's step the largest coordinate does not grow with their number.
-        """
-        return torch.maximum(self.linear.stretch(eta[: len(self.linear.shapes)]), self._shift(eta))
-
-    def quick_stretch(self, eta: Element) -> Tensor | None:
-        linear = self.linear.quick_stretch(eta[: len(self.linear.shapes)])
-        return None if linear is None else torch.maximum(linear, self._shift(eta))
-
-    def _shift(self, eta: Element) -> Tensor:
-        """By how many standard deviations a coordinate of the whitened mean moves at most."""
-        return math.sqrt(0.5) * eta[-1].abs().amax((-2, -1))
-
-    def exp(self, n: Element, order: int | None = None) -> Element:
-        cut = len(self.linear.shapes)
-        return (*self.linear.exp(n[:cut], order), torch.ones_like(n[cut]), n[-1])
-
-    def move(self, a: Element, n: Element, order: int | None = None, left: bool = False) -> Element:
-        e = self.exp(n, order)
-        return self.mul(e, a) if left else self.mul(a, e)

@@ -10,7 +10,7 @@ from .base import Element, Group, positive_size
 
 
 def solve_rows(matrix: Tensor, rows: Tensor, transpose: bool) -> Tensor:
-    """``M^-1 x`` (or ``M^-T x``) for each row, by LU in at least float32."""
+    """Return ``M^-1 x`` (or ``M^-T x``) for each row, by LU in at least float32."""
     wide, columns = widen(matrix.mT if transpose else matrix), widen(rows).mT
     if matrix.shape[:-2] != rows.shape[:-2]:
         # Expanded, because torch.linalg.solve takes a right-hand side with fewer dimensions for a batch of vectors.
@@ -20,7 +20,7 @@ def solve_rows(matrix: Tensor, rows: Tensor, transpose: bool) -> Tensor:
 
 
 def _plus_product(start: Tensor, x: Tensor, y: Tensor, alpha: float) -> Tensor:
-    """``start + alpha x y`` of batches, for which there is no such function in torch."""
+    """Return ``start + alpha x y`` of batches, for which there is no such function in torch."""
     return torch.add(start, matmul(x, y), alpha=alpha)
 
 

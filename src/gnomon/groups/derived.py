@@ -78,18 +78,18 @@ _FACTOR_STEPS = 100
 
 
 def eye_like(group: Group, x: Tensor) -> Tensor:
-    """The k x k identity, of the type of ``x``."""
+    """Return the k x k identity in the type of ``x``."""
     return torch.eye(group.k, dtype=x.dtype, device=x.device)
 
 
 def ones(group: Group, dtype: torch.dtype, device: torch.device) -> Element:
-    """The sum of all generators."""
+    """Return the sum of all generators."""
     return tuple(torch.ones(shape, dtype=dtype, device=device) for shape in group.shapes)
 
 
 # ---------------------------------------------------------------------- adjoints
 def adjoint(group: Group, function: Callable[[Element], Element], batch: Sequence[int], covector: Element) -> Element:
-    """The covector ``N -> <covector, function(N)>`` of a linear function of algebra elements.
+    """Return the covector ``N -> <covector, function(N)>`` of a linear function of algebra elements.
 
     Reverse differentiation gives it at the cost of the function. ``torch.func`` is used because the result must
     be differentiable as well.
@@ -100,20 +100,20 @@ def adjoint(group: Group, function: Callable[[Element], Element], batch: Sequenc
 
 
 def adjoint_of_apply(group: Group, x: Tensor, y: Tensor) -> Element:
-    """``<E_j, X^T Y>``, because ``<N, X^T Y> = <X, Y N^T>``."""
+    """Return ``<E_j, X^T Y>``, because ``<N, X^T Y> = <X, Y N^T>``."""
     batch = torch.broadcast_shapes(x.shape[:-2], y.shape[:-2])
     return adjoint(group, lambda n: (group.apply(n, y),), batch, (x,))
 
 
 def adjoint_of_mul(group: Group, a: Element, grad: Element, left: bool) -> Element:
-    """``<E_j, A^T G>``, because ``<N, A^T G> = <G, A N>``; with ``left``, ``<E_j, G A^T>``."""
+    """Return ``<E_j, A^T G>``, because ``<N, A^T G> = <G, A N>``; with ``left``, ``<E_j, G A^T>``."""
     batch = torch.broadcast_shapes(group.batch_shape(a), group.batch_shape(grad))
     return adjoint(group, lambda n: group.mul(n, a) if left else group.mul(a, n), batch, grad)
 
 
 # ---------------------------------------------------------------------- coordinates
 def symmetric_gram(group: Group, n: Element) -> Element:
-    """``<E_j + E_j^T, N + N^T> = 2 <E_j, N + N^T>``: the metric at the identity, applied to an algebra element."""
+    """Return ``<E_j + E_j^T, N + N^T> = 2 <E_j, N + N^T>``: the metric at the identity, applied to N."""
     transposed = group.pullback(n, group.dual(group.identity_like(n)))  # <E_j, N^T I>
     return times(2, add(group.dual(n), transposed))
 
@@ -121,25 +121,25 @@ def symmetric_gram(group: Group, n: Element) -> Element:
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)  # kept, and so fit for every later use
 def generator_squares(group: Group, dtype: torch.dtype, device: torch.device) -> Element:
-    """``||E_j||_F^2`` for orthogonal generators: each is orthogonal to all others in their sum."""
+    """Return ``||E_j||_F^2`` for orthogonal generators, each of which is orthogonal to all others in their sum."""
     return tuple(block.to(dtype) for block in group.dual(ones(group, torch.float64, device)))
 
 
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)  # kept, and so fit for every later use
 def generator_scales(group: Group, dtype: torch.dtype, device: torch.device) -> Element:
-    """``1 / ||E_j + E_j^T||_F`` for generators with orthogonal symmetric parts; zero for a part that is zero."""
+    """Return ``1 / ||E_j + E_j^T||_F`` for generators with orthogonal symmetric parts; zero for a part that is zero."""
     squares = symmetric_gram(group, ones(group, torch.float64, device))
     return tuple(torch.where(square > 0, square.rsqrt(), 0).to(dtype) for square in squares)
 
 
 # ---------------------------------------------------------------------- the exponential and the factor
 def taylor_exponential(group: Group, n: Element) -> Element:
-    """``Exp(N)`` by scaling and squaring of the Taylor polynomial of degree 15: products alone, so within the
-    structure.
+    """Return ``Exp(N)`` by scaling and squaring of the Taylor polynomial of degree 15.
 
-    The polynomial is evaluated in powers of ``N^4`` (Paterson and Stockmeyer), with six products. (The dense
-    ``torch.linalg.matrix_exp`` loses four digits at norms about 0.03.)
+    Only products are taken, so that the result is within the structure. The polynomial is evaluated in powers of
+    ``N^4`` (Paterson and Stockmeyer), with six products. (The dense ``torch.linalg.matrix_exp`` loses four digits at
+    norms about 0.03.)
     """
     batch = group.batch_shape(n)
     squarings = (group.norm_bound(n).double() / _TAYLOR_RADIUS).clamp(min=1).log2().ceil()
@@ -165,11 +165,12 @@ def taylor_exponential(group: Group, n: Element) -> Element:
 
 
 def nearest_factor(group: Group, tau: Tensor) -> Element:
-    """The element with ``A A^T`` nearest to tau in the affine-invariant distance, by Gauss-Newton from the identity.
+    """Return the element with ``A A^T`` nearest to tau in the affine-invariant distance.
 
-    With ``W = A^-1 tau A^-T`` the step solves ``N + N^T = log W`` by least squares in orthonormal coordinates. It is
-    cut to norm 1, and shortened by the length of the residual, because the distance bends more the farther tau is
-    from the submanifold. On the submanifold the residual vanishes, so that convergence is quadratic.
+    The method is Gauss-Newton from the identity. With ``W = A^-1 tau A^-T`` the step solves ``N + N^T = log W`` by
+    least squares in orthonormal coordinates. It is cut to norm 1, and shortened by the length of the residual, because
+    the distance bends more the farther tau is from the submanifold. On the submanifold the residual vanishes, so that
+    convergence is quadratic.
     """
     root = torch.linalg.cholesky(widen(tau))
     eye = eye_like(group, root)
@@ -192,7 +193,7 @@ def nearest_factor(group: Group, tau: Tensor) -> Element:
 
 # ---------------------------------------------------------------------- vectors
 def by_rows(group: Group, a: Element, x: Tensor, operation: Callable[[Tensor], Tensor]) -> Tensor:
-    """An operation on rows ``(*batch, n, k)`` for vectors ``(*sample, *batch, k)``."""
+    """Apply an operation on rows ``(*batch, n, k)`` to vectors ``(*sample, *batch, k)``."""
     if x.ndim == 0 or x.shape[-1] != group.k:
         raise ValueError(
             f"x has shape {tuple(x.shape)}, but {group} acts on vectors of length {group.k} along the last "

@@ -13,19 +13,19 @@ Element: TypeAlias = tuple[Tensor, ...]
 
 
 def add(a: Element, b: Element, factor: float = 1) -> Element:
-    """``A + factor B``, blockwise."""
+    """Return ``A + factor B``, block by block."""
     return tuple([torch.add(x, y, alpha=factor) for x, y in zip(a, b, strict=True)])
 
 
 def accumulate(a: Element, b: Element, factor: float = 1) -> Element:
-    """``A + factor B`` in the memory of A, which must be a fresh result."""
+    """Add ``factor B`` to A in the memory of A, which must be a fresh result, and return A."""
     for x, y in zip(a, b, strict=True):
         x.add_(y, alpha=factor)
     return a
 
 
 def times(factor: float, element: Element) -> Element:
-    """Blockwise multiple."""
+    """Return the element with each block multiplied by a factor."""
     return tuple(factor * block for block in element)
 
 
@@ -50,22 +50,22 @@ class Blocks:
         return self.shapes[0] if len(self.shapes) == 1 else (self.numel,)
 
     def pack(self, a: Element) -> Tensor:
-        """Blocks to one tensor, ``(*batch, *storage_shape)``."""
+        """Return the blocks as one tensor, ``(*batch, *storage_shape)``."""
         return a[0] if len(a) == 1 else self.flatten(a)
 
     def unpack(self, stored: Tensor) -> Element:
-        """One tensor to blocks, as views."""
+        """Return the blocks of one tensor, as views."""
         return (stored,) if len(self.shapes) == 1 else self.unflatten(stored)
 
     def flatten(self, a: Element) -> Tensor:
-        """Blocks to one vector, ``(*batch, numel)``."""
+        """Return the blocks as one vector, ``(*batch, numel)``."""
         return torch.cat([block.flatten(-len(shape)) for block, shape in zip(a, self.shapes, strict=True)], -1)
 
     def unflatten(self, flat: Tensor) -> Element:
-        """One vector to blocks, as views."""
+        """Return the blocks of one vector, as views."""
         parts = zip(flat.split(self._sizes, -1), self.shapes, strict=True)
         return tuple(part if len(shape) == 1 else part.unflatten(-1, shape) for part, shape in parts)
 
     def batch_shape(self, a: Element) -> torch.Size:
-        """The leading dimensions of the blocks."""
+        """Return the leading dimensions of the blocks."""
         return a[0].shape[: a[0].ndim - len(self.shapes[0])]

@@ -41,17 +41,23 @@ class _Profile(NamedTuple):
     """Which eigenvalues are those of factors."""
 
     def gradient(self) -> Tensor:
-        """In ``log psi``: ``1/2 sum_j (1 - l_j) w_ij^2`` over the others."""
+        """Return the gradient in ``log psi``.
+
+        It is ``1/2 sum_j (1 - l_j) w_ij^2``, summed over the eigenvectors that are no factors.
+        """
         rest = ~self.factors
         return 0.5 * self.vectors[:, rest].square() @ (1 - self.values[rest])
 
     def approximate_hessian(self) -> Tensor:
-        """``1/2 (W W^T)^2`` elementwise, the second derivative where all ``l_j`` are one: positive semidefinite."""
+        """Return ``1/2 (W W^T)^2`` elementwise, which is positive semidefinite.
+
+        It is the second derivative where all ``l_j`` are one.
+        """
         others = self.vectors[:, ~self.factors]
         return 0.5 * (others @ others.mT).square()
 
     def hessian(self) -> Tensor:
-        """The second derivative, from that of the eigenvectors."""
+        """Return the second derivative, from that of the eigenvectors."""
         rest = ~self.factors
         small, others = self.values[rest], self.vectors[:, rest]
         result = (others @ others.mT) * ((others * small) @ others.mT)
@@ -69,13 +75,16 @@ class _Problem(NamedTuple):
     inverse: bool
 
     def bounds(self) -> tuple[Tensor, Tensor]:
-        """Of ``log psi``: a floor for noise that vanishes, a ceiling for an inverse whose diagonal vanishes."""
+        """Return the lower and upper bounds of ``log psi``.
+
+        The floor is for noise that vanishes, and the ceiling for an inverse whose diagonal vanishes.
+        """
         variances = self.tau.diagonal()
         floor = (SMALLEST_NOISE * variances).log()
         return floor, (LARGEST_INVERSE * variances).log() if self.inverse else torch.full_like(floor, torch.inf)
 
     def starts(self) -> tuple[Tensor, Tensor]:
-        """Two places to begin at."""
+        """Return two places at which the search may begin."""
         variances, share = self.tau.diagonal(), 1 - 0.5 * self.rank / len(self.tau)
         if self.inverse:
             return (variances / share).log(), (variances / MOST_NOISE).log()
@@ -96,7 +105,7 @@ class _Problem(NamedTuple):
         return _Profile(0.5 * float(value), values, vectors, factors)
 
     def factors(self, profile: _Profile, log_psi: Tensor) -> tuple[Tensor, Tensor]:
-        """B and c. The loadings ``c w_j sqrt(l_j - 1)`` (``1 / l_j`` of an inverse) come largest first."""
+        """Return B and c. The loadings ``c w_j sqrt(l_j - 1)`` (with ``1 / l_j`` of an inverse) come largest first."""
         if self.inverse:
             noise, vectors, ratios = (-0.5 * log_psi).exp(), profile.vectors, 1 / profile.values
         else:
@@ -106,9 +115,10 @@ class _Problem(NamedTuple):
 
 
 def fit_factors(tau: Tensor, rank: int, start: Tensor | None = None, inverse: bool = False) -> tuple[Tensor, Tensor]:
-    """Loadings ``B`` (k x r) and noise ``c`` (k): ``B B^T + Diag(c)^2`` nearest to tau, ``KL(N(0, tau) || .)`` minimal.
+    """Return loadings ``B`` (k x r) and noise ``c`` (k) with ``B B^T + Diag(c)^2`` nearest to tau.
 
-    With ``inverse`` it is ``(B B^T + Diag(c)^2)^-1`` that is near to tau, which must not be singular.
+    The nearest one minimizes ``KL(N(0, tau) || .)``. With ``inverse`` it is ``(B B^T + Diag(c)^2)^-1`` that is near to
+    tau, which must not be singular.
 
     For a sample covariance, without ``inverse`` also a singular one, this is maximum likelihood. It is exact where tau
     (or its inverse) is low rank plus diagonal. Where an entry of c vanishes (a Heywood case) there are often several
@@ -129,7 +139,7 @@ def fit_factors(tau: Tensor, rank: int, start: Tensor | None = None, inverse: bo
 
 
 def _descend(problem: _Problem, log_psi: Tensor, floor: Tensor, ceiling: Tensor) -> tuple[_Profile, Tensor]:
-    """Newton's method in the logarithms of the scales, all of which stay within their bounds."""
+    """Minimize by Newton's method in the logarithms of the scales, all of which stay within their bounds."""
     current = problem.profile(log_psi)
     for _ in range(ITERATIONS):
         gradient = current.gradient()
@@ -152,7 +162,10 @@ def _descend(problem: _Problem, log_psi: Tensor, floor: Tensor, ceiling: Tensor)
 
 
 def _newton_direction(profile: _Profile, gradient: Tensor, free: Tensor) -> Tensor:
-    """By the second derivative, or where that is not positive definite by what approximates it."""
+    """Return Newton's direction from the second derivative.
+
+    Where that is not positive definite its approximation takes its place.
+    """
     direction = torch.zeros_like(gradient)
     for hessian in (profile.hessian(), profile.approximate_hessian()):
         matrix = hessian[free][:, free]

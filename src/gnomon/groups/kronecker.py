@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..linalg import widen
 from .base import Element, Group, times
-from .low_rank import Marginal
+from .marginal import Marginal
 
 
 class Kronecker(Group):
@@ -51,7 +51,7 @@ class Kronecker(Group):
         return a[:cut], a[cut:]
 
     def _each(self, operation: Callable[..., Element], *elements: Element) -> Element:
-        """``operation(group, *blocks)`` on both factors."""
+        """Return ``operation(group, *blocks)`` of both factors."""
         opened = [self._open(a) for a in elements]
         return (
             *operation(self.left, *(parts[0] for parts in opened)),
@@ -115,12 +115,12 @@ class Kronecker(Group):
         )
 
     def dual(self, n: Element) -> Element:
-        """Blockwise, as the coordinates are: ``<N_K (x) I, E (x) I>`` and its twin."""
+        """Return the covector factor by factor, as the coordinates are: ``<N_K (x) I, E (x) I>`` and its twin."""
         left, right = self._open(n)
         return (*times(self.right.k, self.left.dual(left)), *times(self.left.k, self.right.dual(right)))
 
     def trace(self, covector: Element) -> Tensor:
-        """From the left factor's part, ``<E (x) I, M>``; the right factor's part gives the same."""
+        """Return the trace from the left factor's part, ``<E (x) I, M>``; the right factor's part gives the same."""
         return self.left.trace(self._open(covector)[0])
 
     def squared_norm(self, a: Element) -> Tensor:
@@ -133,17 +133,20 @@ class Kronecker(Group):
         return diagonals.flatten(-2)
 
     def length(self, eta: Element) -> Tensor:
-        """The sum of both factors' lengths, which no step exceeds: a common scale moves twice."""
+        """Return the sum of both factors' lengths, which no step exceeds: a common scale moves twice."""
         left, right = self._open(eta)
         return self.left.length(left) + self.right.length(right)
 
     def norm_bound(self, n: Element) -> Tensor:
-        """Of ``N_K (x) I + I (x) N_C``."""
+        """Return a bound on the norm of ``N_K (x) I + I (x) N_C``."""
         left, right = self._open(n)
         return self.left.norm_bound(left) + self.right.norm_bound(right)
 
     def norm_estimate(self, n: Element) -> Tensor:
-        """Of ``N_K (x) I + I (x) N_C``; far above where these cancel, as for a common scale of opposite signs."""
+        """Return a bound on the norm of ``N_K (x) I + I (x) N_C``.
+
+        It is far above the norm where the two cancel, as for a common scale of opposite signs.
+        """
         left, right = self._open(n)
         return self.left.norm_estimate(left) + self.right.norm_estimate(right)
 
@@ -174,7 +177,10 @@ class Kronecker(Group):
         return grid.flatten(-4, -3).flatten(-2)
 
     def _nearest_factors(self, matrix: Tensor) -> tuple[Tensor, Tensor]:
-        """``K`` and ``C`` of the nearest Kronecker product: the leading singular pair of the rearrangement."""
+        """Return ``K`` and ``C`` of the nearest Kronecker product.
+
+        They are the leading singular pair of the rearranged matrix.
+        """
         p, d = self.left.k, self.right.k
         grid = matrix.unflatten(-1, (p, d)).unflatten(-3, (p, d)).transpose(-3, -2)
         u, s, v = torch.linalg.svd(widen(grid.flatten(-4, -3).flatten(-2)), full_matrices=False)

@@ -24,12 +24,13 @@ Solver = Callable[[Group, Moments, Form], Element]
 
 
 def likeliest(group: Group, moments: Moments, form: Form, solver: Solver) -> Element:
-    """The factor that minimizes ``log det Sigma + tr(Sigma^-1 S)``, for ``Sigma = A A^T`` or ``Sigma^-1 = A A^T``.
+    """Return the factor that minimizes ``log det Sigma + tr(Sigma^-1 S)``.
 
-    A block-triangular structure is a regression. In covariance form the target is regressed on the source, whose own
-    distribution has the source's structure, and what is left has the target's. In precision form the source is
-    regressed on the target. The slopes are free, so that they are those of least squares, and each part is a problem
-    of its own. Parts without a closed form are left to the solver.
+    In covariance form ``Sigma = A A^T``, and in precision form ``Sigma^-1 = A A^T``. A block-triangular structure is a
+    regression. In covariance form the target is regressed on the source, whose own distribution has the source's
+    structure, and what is left has the target's. In precision form the source is regressed on the target. The slopes
+    are free, so that they are those of least squares, and each part is a problem of its own. Parts without a closed
+    form are left to the solver.
 
     Raises:
         SingularMomentsError: where the likelihood has no maximum.
@@ -38,7 +39,7 @@ def likeliest(group: Group, moments: Moments, form: Form, solver: Solver) -> Ele
 
 
 def has_closed_form(group: Group, form: Form) -> bool:
-    """Whether :func:`likeliest` needs no solver."""
+    """Return whether :func:`likeliest` needs no solver."""
     if isinstance(group, BlockTriangular):
         return all(has_closed_form(block, form) for block in group.blocks)
     if isinstance(group, LowRank):
@@ -52,7 +53,7 @@ def _likeliest(group: Group, moments: Moments, form: Form, solver: Solver) -> El
 
 
 def _root(matrix: Tensor, form: Form) -> Tensor:
-    """A with ``A A^T`` the matrix or its inverse."""
+    """Return A with ``A A^T`` equal to the matrix or to its inverse."""
     root = cholesky(matrix)
     if form == "covariance":
         return root

@@ -20,19 +20,19 @@ class Moments(Protocol):
     def k(self) -> int: ...
 
     def dense(self) -> Tensor:
-        """S, of shape ``(*batch, k, k)``."""
+        """Return S, of shape ``(*batch, k, k)``."""
 
     def diagonal(self) -> Tensor:
-        """The variances, of shape ``(*batch, k)``."""
+        """Return the variances, of shape ``(*batch, k)``."""
 
     def blocks(self, size: int, count: int) -> Tensor:
-        """The first ``count`` blocks of a size along the diagonal, of shape ``(*batch, count, size, size)``."""
+        """Return the first ``count`` blocks of a size along the diagonal, of shape ``(*batch, count, size, size)``."""
 
     def part(self, start: int, stop: int) -> Moments:
-        """Those of some features in a row."""
+        """Return the moments of features ``start`` to ``stop``."""
 
     def regress(self, effects: slice, causes: slice) -> tuple[Tensor, Moments]:
-        """The slopes ``B = S_ec S_cc^-1`` of effects on causes and what is left, ``S_ee - B S_ce``."""
+        """Return the slopes ``B = S_ec S_cc^-1`` of effects on causes and what is left, ``S_ee - B S_ce``."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class RowMoments:
 
 
 def cholesky(matrix: Tensor) -> Tensor:
-    """The Cholesky factor; an error where the matrix is singular but for rounding."""
+    """Return the Cholesky factor; raise an error where the matrix is singular but for rounding."""
     root, info = torch.linalg.cholesky_ex(matrix)
     pivots = root.diagonal(dim1=-2, dim2=-1).square()
     least = matrix.shape[-1] * torch.finfo(matrix.dtype).eps * matrix.diagonal(dim1=-2, dim2=-1)

@@ -36,7 +36,7 @@ class SymmetricOperator:
         return slice(self.start, self.start + self.k)
 
     def apply(self, rows: Tensor) -> Tensor:
-        """``(H + shift I) x`` for each row x."""
+        """Return ``(H + shift I) x`` for each row x."""
         return self._product(rows) + self.shift * rows
 
     def diagonal(self) -> Tensor:
@@ -44,7 +44,7 @@ class SymmetricOperator:
         return self._diagonal(unshifted) + self.shift
 
     def part(self, start: int, stop: int) -> SymmetricOperator:
-        """The principal block of rows and columns ``start`` to ``stop``."""
+        """Return the principal block of rows and columns ``start`` to ``stop``."""
 
         def product(rows: Tensor) -> Tensor:
             return self._product(pad(rows, (start, self.k - stop)))[..., start:stop]

@@ -23,7 +23,7 @@ Factor = tuple[Group, Element]
 
 
 def lower_factor(rows: Tensor) -> Tensor:
-    """L, lower triangular, with ``L L^T = X X^T`` for rows X no longer than many.
+    """Return the lower triangular L with ``L L^T = X X^T``, for rows X that are no more numerous than they are long.
 
     It is from the QR decomposition: the square of X, which has the square of its condition number, is not formed.
     """
@@ -31,7 +31,7 @@ def lower_factor(rows: Tensor) -> Tensor:
 
 
 def is_whole(where: Tensor, k: int) -> bool:
-    """Whether the positions are 0, 1, ..., k - 1."""
+    """Return whether the positions are 0, 1, ..., k - 1."""
     return len(where) == k and _follow_each_other(where) and int(where[0]) == 0
 
 
@@ -40,7 +40,7 @@ def _follow_each_other(where: Tensor) -> bool:
 
 
 def _begins(where: Tensor, k: int, at_end: bool) -> bool:
-    """Whether the positions are the first ones, or with ``at_end`` the last ones, in order."""
+    """Return whether the positions are the first ones, or with ``at_end`` the last ones, in order."""
     return int(where[0]) == (k - len(where) if at_end else 0) and _follow_each_other(where)
 
 
@@ -51,7 +51,7 @@ def _triangular(lower: Tensor) -> Factor:
 
 # ---------------------------------------------------------------------- parts of A A^T
 def part_of_square(group: Group, a: Element, where: Tensor) -> Factor | None:
-    """B in a group with ``B B^T = (A A^T)[where, where]``."""
+    """Return B in a group with ``B B^T = (A A^T)[where, where]``."""
     closed = closed_part(group, a, where)
     if closed is not None:
         return closed
@@ -70,7 +70,10 @@ def part_of_square(group: Group, a: Element, where: Tensor) -> Factor | None:
 
 
 def closed_part(group: Group, a: Element, where: Tensor) -> Factor | None:
-    """``A[where, where]`` where those rows of A are zero elsewhere, so that its square is the part of ``A A^T``."""
+    """Return ``A[where, where]`` if those rows of A are zero elsewhere.
+
+    Its square is then the part of ``A A^T``.
+    """
     m = len(where)
     if is_whole(where, group.k):
         return group, a
@@ -87,7 +90,7 @@ def closed_part(group: Group, a: Element, where: Tensor) -> Factor | None:
 
 
 def _closed_part_of_block_triangular(group: BlockTriangular, a: Element, where: Tensor) -> Factor | None:
-    """A closed part of the source alone, or the whole source and a closed part of the target."""
+    """Return a closed part of the source alone, or the whole source and a closed part of the target."""
     split = _split(group, a, where)
     if split is None:
         return None
@@ -106,7 +109,7 @@ def _joined(group: BlockTriangular, source: Factor, target: Factor, coupling: Te
 
 
 def _low_rank(loadings: Tensor, noise: Tensor) -> Factor:
-    """``B B^T + Diag(c)^2``, dense where the rank is not below the size."""
+    """Return the factor of ``B B^T + Diag(c)^2``, dense where the rank is not below the size."""
     m, rank = loadings.shape[-2:]
     if rank < m:
         low = LowRank(m, rank)
@@ -121,7 +124,7 @@ def _are_whole_blocks(group: BlockDiagonal, where: Tensor) -> bool:
 
 
 def _part_of_blocks(group: BlockDiagonal, a: Element, where: Tensor) -> Factor | None:
-    """As many coordinates of each block, and of the last one as many or fewer."""
+    """Return a part with equally many coordinates of each block, and as many or fewer of the last one."""
     blocks, counts = torch.unique_consecutive(where // group.block, return_counts=True)
     size, stacked, local = int(counts[0]), a[0].shape[-3], where % group.block
     fit = bool((blocks.diff() > 0).all()) and bool((counts[:-1] == size).all()) and int(counts[-1]) <= size
@@ -139,14 +142,14 @@ def _part_of_blocks(group: BlockDiagonal, a: Element, where: Tensor) -> Factor |
 
 
 def _square_factor(rows: Tensor) -> Tensor:
-    """A square X as it is; otherwise L with ``L L^T = X X^T``."""
+    """Return a square X as it is, and L with ``L L^T = X X^T`` for another."""
     return rows if rows.shape[-2] == rows.shape[-1] else lower_factor(rows)
 
 
 def _split(
     group: BlockTriangular, a: Element, where: Tensor
 ) -> tuple[tuple[Tensor, Tensor], tuple[Element, Element, Tensor]] | None:
-    """The positions in the source and in the target, and the parts of A; None where positions are not in order."""
+    """Return the positions in source and target, and the parts of A; None for positions that are not in order."""
     cut = group.first.k
     count = int((where < cut).sum())
     first, rest = where[:count], where[count:] - cut
@@ -156,10 +159,11 @@ def _split(
 
 
 def _part_of_block_triangular(group: BlockTriangular, a: Element, where: Tensor) -> Factor | None:
-    """With ``A = [[S, 0], [C, T]]`` (source, then target) and positions i of the source, j of the target.
+    """Return the part for positions i of the source and j of the target.
 
-    If the rows i of S are zero elsewhere, the part is the square of ``[[S_i, 0, 0], [C_ji, T_j, C_jo]]`` with the
-    coupling to what is left out of the source, ``C_jo``. The target takes that up, if its structure can.
+    Let ``A = [[S, 0], [C, T]]`` (source, then target). If the rows i of S are zero elsewhere, the part is the square of
+    ``[[S_i, 0, 0], [C_ji, T_j, C_jo]]`` with the coupling to what is left out of the source, ``C_jo``. The target takes
+    that up, if its structure can.
     """
     split = _split(group, a, where)
     if split is None:
@@ -182,7 +186,7 @@ def _part_of_block_triangular(group: BlockTriangular, a: Element, where: Tensor)
 
 
 def _plus_low_rank(group: Group, a: Element, columns: Tensor) -> Factor | None:
-    """B with ``B B^T = A A^T + U U^T``."""
+    """Return B with ``B B^T = A A^T + U U^T``."""
     if not columns.shape[-1]:
         return group, a
     if isinstance(group, Diagonal):
@@ -194,9 +198,10 @@ def _plus_low_rank(group: Group, a: Element, columns: Tensor) -> Factor | None:
 
 # ---------------------------------------------------------------------- parts of (A A^T)^-1
 def part_of_inverse(group: Group, a: Element, where: Tensor) -> tuple[Group, Element, bool] | None:
-    """B in a group with ``(A A^T)^-1[where, where]`` as the inverse of ``B B^T``, or as ``B B^T`` if the last is False.
+    """Return a group, its element B, and whether ``(A A^T)^-1[where, where]`` is ``(B B^T)^-1``.
 
-    Rows of ``A^-T`` are columns of ``A^-1``: where those of A are zero elsewhere, nothing is inverted.
+    If not, it is ``B B^T``. Rows of ``A^-T`` are columns of ``A^-1``: where those of A are zero elsewhere, nothing is
+    inverted.
     """
     if isinstance(group, LowRank):
         return *_part_of_low_rank_inverse(group, a, where), True
@@ -212,9 +217,10 @@ def part_of_inverse(group: Group, a: Element, where: Tensor) -> tuple[Group, Ele
 
 
 def _part_of_low_rank_inverse(group: LowRank, a: Element, where: Tensor) -> Factor:
-    """``tau^-1[i, i] = (B_i M B_i^T + Diag(c_i)^2)^-1`` with ``M = (I + B_o^T Diag(c_o)^-2 B_o)^-1``.
+    """Return the factor of the inverse of ``tau^-1[i, i]``.
 
-    M is the covariance of the latent factors given the coordinates o that are left out.
+    That is ``B_i M B_i^T + Diag(c_i)^2`` with ``M = (I + B_o^T Diag(c_o)^-2 B_o)^-1``. M is the covariance of the
+    latent factors given the coordinates o that are left out.
     """
     loadings, noise = group.covariance_factors(a)
     left_out = torch.ones(group.k, dtype=torch.bool, device=where.device).index_fill(0, where, False)

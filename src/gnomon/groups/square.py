@@ -33,7 +33,7 @@ class Square(NamedTuple):
         return self.group.batch_shape(self.element)
 
     def to(self, dtype: torch.dtype) -> Square:
-        """The same in another precision."""
+        """Return the same matrix in another precision."""
         return self._replace(element=tuple(block.to(dtype) for block in self.element))
 
     @property
@@ -42,14 +42,17 @@ class Square(NamedTuple):
         return self.group.rank if isinstance(self.group, LowRank) else self.group.products
 
     def _root(self) -> tuple[Group, Element]:
-        """R in its group, for ``S = R R^T``."""
+        """Return R and its group, for ``S = R R^T``."""
         group, a = self.group, self.element
         if not self.inverse:
             return group, a
         return group.transposed, group.transpose(group.ldiv(a, group.identity_like(a)))
 
     def trace_with(self, other: Square) -> Tensor:
-        """``tr(S H)`` for another such matrix H: ``R^T H R`` from as few products with H as the structure of R asks."""
+        """Return ``tr(S H)`` for another such matrix H.
+
+        It is the trace of ``R^T H R``, which takes as few products with H as the structure of R needs.
+        """
         h = other.operator()
         if isinstance(self.group, LowRank):
             trace = self.group.inverse_trace_with if self.inverse else self.group.trace_with
@@ -58,7 +61,7 @@ class Square(NamedTuple):
         return group.trace(group.congruence(root, h))
 
     def operator(self) -> SymmetricOperator:
-        """S by its products and its diagonal."""
+        """Return S as an operator, by its products and its diagonal."""
         diagonal = self.diagonal()
         return SymmetricOperator(self.group.k, self._product, lambda part: diagonal[..., part.where])
 
@@ -67,7 +70,7 @@ class Square(NamedTuple):
         return act(self.element, act(self.element, rows, not self.inverse), self.inverse)
 
     def diagonal(self) -> Tensor:
-        """The diagonal of S, of shape ``(*batch, k)``."""
+        """Return the diagonal of S, of shape ``(*batch, k)``."""
         if self.inverse and isinstance(self.group, LowRank):
             return self.group.inverse_diagonal(self.element)
         group, root = self._root()
@@ -78,29 +81,29 @@ class Square(NamedTuple):
 
     # ------------------------------------------------------------------ vectors (*sample, *batch, k)
     def color(self, z: Tensor) -> Tensor:
-        """``R z`` for ``S = R R^T``: vectors of covariance S from those of unit covariance."""
+        """Return ``R z`` for ``S = R R^T``, which turns vectors of unit covariance into vectors of covariance S."""
         return (self.group.rsolve if self.inverse else self.group.matvec)(self.element, z)
 
     def _half(self, x: Tensor) -> Tensor:
-        """``R^T x``."""
+        """Return ``R^T x``."""
         return (self.group.solve if self.inverse else self.group.rmatvec)(self.element, x)
 
     def matvec(self, x: Tensor) -> Tensor:
-        """``S x``."""
+        """Return ``S x``."""
         return self.color(self._half(x))
 
     def quadratic_form(self, x: Tensor) -> Tensor:
-        """``x^T S x``."""
+        """Return ``x^T S x``."""
         return self._half(x).square().sum(-1)
 
     # ------------------------------------------------------------------ parts
     def to_dense(self) -> Tensor:
-        """S as a k x k matrix."""
+        """Return S as a k x k matrix."""
         rows = self._rows(torch.arange(self.group.k, device=self.element[0].device))
         return rows @ rows.mT
 
     def _rows(self, where: Tensor) -> Tensor:
-        """Rows of R, of shape ``(*batch, len(where), k)``."""
+        """Return rows of R, of shape ``(*batch, len(where), k)``."""
         group, a = self.group, self.element
         units = a[0].new_zeros(len(where), group.k)
         units[torch.arange(len(where), device=where.device), where] = 1
@@ -108,7 +111,7 @@ class Square(NamedTuple):
         return group.apply_inverse(a, units) if self.inverse else group.apply(a, units, transpose=True)
 
     def part(self, where: Tensor) -> Square:
-        """``S[where, where]`` for different positions: in a structure of its own if it has one, else dense.
+        """Return ``S[where, where]`` for different positions, in a structure of its own if it has one, else dense.
 
         A dense part costs as many products with R as it has rows; a large one is an error.
         """

@@ -35,7 +35,7 @@ STRUCTURE_NAMES = tuple(_NAMED)
 
 
 def as_structure(structure: StructureLike, k: int | None = None, name: str = "structure") -> Group:
-    """The group of size k that a person means.
+    """Return the group of size k that a person means.
 
     Args:
         structure: one of
@@ -76,7 +76,7 @@ def as_structure(structure: StructureLike, k: int | None = None, name: str = "st
 
 
 def as_factory(structure: str | Factory, name: str = "structure") -> Factory:
-    """A name, or a function of the size, as a function of the size."""
+    """Return a name, or a function of the size, as a function of the size."""
     if not isinstance(structure, str):
         return structure
     kind, _, given = structure.partition(":")

@@ -16,7 +16,7 @@ _SAMPLES = 4
 
 
 def _fft_product(x: Tensor, y: Tensor, correlate: bool = False) -> Tensor:
-    """Leading k terms of ``x * y``, or of ``sum_i y_i x_{i+j}`` with ``correlate``, by FFT."""
+    """Return the leading k terms of ``x * y``, or of ``sum_i y_i x_{i+j}`` with ``correlate``, by FFT."""
     k = x.shape[-1]
     if x.numel() == 0 or y.numel() == 0:  # an empty batch, which FFTs refuse
         return x * y
@@ -26,15 +26,24 @@ def _fft_product(x: Tensor, y: Tensor, correlate: bool = False) -> Tensor:
     return product[..., :k].to(x.dtype)
 
 
+def _symbol(n: Tensor, points: int) -> Tensor:
+    """Return the symbol ``sum_j n_j exp(i j w)`` on the half circle, of which a whole one has that many points."""
+    length = _fast_length(points)
+    if n.numel() == 0:  # an empty batch, which FFTs refuse
+        wide = widen(n)
+        return torch.zeros(*n.shape[:-1], length // 2 + 1, dtype=wide.dtype.to_complex(), device=n.device)
+    return torch.fft.rfft(widen(n), length)
+
+
 @functools.lru_cache(maxsize=64)
 def _fast_length(least: int) -> int:
-    """The smallest length with no prime factor above 5, for which FFTs are quick, and even."""
+    """Return the smallest length with no prime factor above 5, for which FFTs are quick, and even."""
     powers = [2**i * 3**j * 5**k for i in range(1, 40) for j in range(6) for k in range(4)]
     return min(length for length in powers if length >= least)
 
 
 def _reciprocal(a: Tensor) -> Tensor:
-    """The power series ``1 / a(z)`` to as many terms, by Newton's iteration ``b <- b (2 - a b)``."""
+    """Return the power series ``1 / a(z)`` to as many terms, by Newton's iteration ``b <- b (2 - a b)``."""
     k = a.shape[-1]
     b, terms = 1 / a[..., :1], 1
     while terms < k:
@@ -53,7 +62,7 @@ def _diagonal_lengths(k: int, dtype: torch.dtype, device: torch.device) -> Tenso
 @functools.lru_cache(maxsize=16)
 @torch.inference_mode(False)  # kept, and so fit for every later use
 def _toeplitz_scales(k: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """D_0 = 1 / (2 sqrt k), D_j = 1 / sqrt(2 (k - j))."""
+    """Return the scaling of coordinates: D_0 = 1 / (2 sqrt k), D_j = 1 / sqrt(2 (k - j))."""
     scales = (2 * _diagonal_lengths(k, torch.float64, device)).rsqrt()
     scales[0] = 0.5 / k**0.5
     return scales.to(dtype)
@@ -126,20 +135,23 @@ class Toeplitz(Group):
         return sums.flip(-1) if self.upper else sums
 
     def norm_estimate(self, n: Element) -> Tensor:
-        """The largest magnitude of the symbol ``sum_j n_j exp(i j w)``, which bounds the norm from above."""
-        return torch.fft.rfft(widen(n[0]), _fast_length(4 * self.k)).abs().amax(-1).to(n[0].dtype)
+        """Return the largest magnitude of the symbol ``sum_j n_j exp(i j w)``, which bounds the norm from above."""
+        return _symbol(n[0], 4 * self.k).abs().amax(-1).to(n[0].dtype)
 
     def stretch(self, eta: Element) -> Tensor:
-        """From above, by twice the real part of the symbol; between the points it is not much larger."""
+        """Return a bound on the stretch, little above it, from twice the real part of the symbol."""
         return self._stretch(eta, _SAMPLES)
 
     def quick_stretch(self, eta: Element) -> Tensor:
-        """From above, at most twice the stretch, by fewer points."""
+        """Return a bound of at most twice the stretch, from fewer points."""
         return self._stretch(eta, 3)
 
     def _stretch(self, eta: Element, samples: int) -> Tensor:
-        """Between ``samples k`` points a symbol is at most ``1 / cos(pi / samples)`` times as large as at them."""
-        symbol = torch.fft.rfft(widen(self.scale(eta)[0]), _fast_length(samples * self.k)).real
+        """Return a bound on the stretch from the symbol at ``samples k`` points.
+
+        Between the points a symbol is at most ``1 / cos(pi / samples)`` times as large as at them.
+        """
+        symbol = _symbol(self.scale(eta)[0], samples * self.k).real
         largest = torch.maximum(symbol.amax(-1), -symbol.amin(-1))
         return (2 / math.cos(math.pi / samples) * largest).to(eta[0].dtype)
 

@@ -17,7 +17,7 @@ _LEAF = 64  # below this size a plain product is faster than splitting
 @functools.lru_cache(maxsize=16)
 @torch.inference_mode(False)  # kept, and so fit for every later use
 def _packed_index(k: int, upper: bool, device: torch.device) -> Tensor:
-    """Positions of the packed entries in the row-major k x k matrix."""
+    """Return the positions of the packed entries in the row-major k x k matrix."""
     rows, columns = (torch.triu_indices if upper else torch.tril_indices)(k, k, device=device)
     return rows * k + columns
 
@@ -25,7 +25,7 @@ def _packed_index(k: int, upper: bool, device: torch.device) -> Tensor:
 @functools.lru_cache(maxsize=16)
 @torch.inference_mode(False)  # kept, and so fit for every later use
 def _packed_scales(k: int, upper: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """D: 1/2 on the diagonal, 1/sqrt(2) off it."""
+    """Return the scaling D of packed coordinates: 1/2 on the diagonal, 1/sqrt(2) off it."""
     index = _packed_index(k, upper, device)
     scales = torch.full(index.shape, math.sqrt(0.5), dtype=dtype, device=device)
     scales[index // k == index % k] = 0.5
@@ -33,7 +33,7 @@ def _packed_scales(k: int, upper: bool, dtype: torch.dtype, device: torch.device
 
 
 def _lower_product(a: Tensor, b: Tensor) -> Tensor:
-    """``A B`` for lower triangular matrices in a third of the operations of a full product."""
+    """Return ``A B`` for lower triangular matrices in a third of the operations of a full product."""
     k = a.shape[-1]
     if k <= _LEAF:
         return a @ b

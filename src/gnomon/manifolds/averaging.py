@@ -33,7 +33,7 @@ def _covariance(point: Point) -> Square:
 
 @torch.no_grad()
 def move_average(average: Point, frame: Tensor, share: float) -> None:
-    """``average <- (1 - share) average + share point``, on the submanifold, for a point of the same sort at a frame.
+    """Set ``average <- (1 - share) average + share point`` on the submanifold, for a point of the same sort at a frame.
 
     The new average is the point of the submanifold whose matrix tau is nearest to that of the two matrices' average in
     Kullback-Leibler divergence: on the full manifold the average itself. It minimizes
@@ -59,13 +59,16 @@ def move_average(average: Point, frame: Tensor, share: float) -> None:
 
 
 def _frozen(point: Point) -> Square:
-    """The covariance as it is now, in memory of its own."""
+    """Return the covariance as it is now, in memory of its own."""
     square = _covariance(point)
     return square._replace(element=tuple(block.detach().clone() for block in square.element))
 
 
 def _step(point: Point, gradient: Tensor) -> float:
-    """A natural-gradient step of a bounded length: the metric is twice Fisher's, and the loss twice a divergence."""
+    """Take a natural-gradient step of a bounded length.
+
+    The metric is twice Fisher's, and the loss twice a divergence.
+    """
     group = point.group
     gradient = gradient / len(group.coordinate_sets)  # factors that are normalized apart move a common scale together
     stretch = group.stretch(group.unpack(gradient))
@@ -102,12 +105,11 @@ class _AveragedPoints(AveragedModel):
 
 
 def averaged(model: nn.Module, *, decay: float | None = None) -> AveragedModel:
-    """A running average of a model, as :class:`torch.optim.swa_utils.AveragedModel`, in which points stay on their
-    submanifolds.
+    """Return a running average of a model in which points stay on their submanifolds.
 
-    Call its ``update_parameters(model)`` after optimizer steps. Ordinary parameters are averaged as torch does. The
-    average of points is the point of the submanifold that is nearest, in Kullback-Leibler divergence, to the average of
-    their matrices; it costs a few products of the structure.
+    It is a :class:`torch.optim.swa_utils.AveragedModel`. Call its ``update_parameters(model)`` after optimizer steps.
+    Ordinary parameters are averaged as torch does. The average of points is the point of the submanifold that is
+    nearest, in Kullback-Leibler divergence, to the average of their matrices; it costs a few products of the structure.
 
     Args:
         model: a model that holds points, or a point.
@@ -121,7 +123,7 @@ def averaged(model: nn.Module, *, decay: float | None = None) -> AveragedModel:
 
 
 def get_avg_fn(decay: float | None = None) -> Callable[[Tensor, Tensor, Tensor | int], Tensor]:
-    """An ``avg_fn`` for :class:`torch.optim.swa_utils.AveragedModel`, for code that builds this model itself.
+    """Return an ``avg_fn`` for :class:`torch.optim.swa_utils.AveragedModel`, for code that builds this model itself.
 
     Points are averaged as by :func:`averaged`. Their frames are buffers, so that the model must be built with
     ``use_buffers=True``: ``AveragedModel(model, avg_fn=gnomon.get_avg_fn(0.99), use_buffers=True)``. Other buffers are

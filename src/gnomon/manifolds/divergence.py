@@ -22,7 +22,7 @@ class Normals(NamedTuple):
 
 
 def trace_of_ratio(p: Square, q: Square) -> Tensor:
-    """``tr(S_q^-1 S_p)``.
+    """Return ``tr(S_q^-1 S_p)``.
 
     Where both factors are in one group it is ``||A_q^-1 A_p||_F^2``, or ``||A_p^-1 A_q||_F^2`` if they are those of the
     precisions. Otherwise one matrix is known by its products and its diagonal, and the other by its factor: the one
@@ -58,7 +58,7 @@ def _of_distribution(other: Distribution) -> Normals | None:
 
 
 def as_normals(name: str, value: Gaussian | Distribution) -> Normals:
-    """A Gaussian of ours or of torch's, in one form."""
+    """Return a Gaussian of ours or of torch's in one form."""
     found = value.normals() if hasattr(value, "normals") else _of_distribution(value)
     if found is None:
         raise TypeError(
@@ -69,7 +69,7 @@ def as_normals(name: str, value: Gaussian | Distribution) -> Normals:
 
 
 def kl_divergence(p: Gaussian | Distribution, q: Gaussian | Distribution) -> Tensor:
-    """``KL(p || q)`` of two Gaussians, of ours or of torch's, at the cost of their structures.
+    """Return ``KL(p || q)`` of two Gaussians, of ours or of torch's, at the cost of their structures.
 
     ``1/2 ( tr(S_q^-1 S_p) + |m_p - m_q|^2_q - d + log det S_q - log det S_p )`` with the Mahalanobis distance of q. The
     trace costs some products with one matrix, as many as the other's structure needs: r for ``Arrow`` and ``LowRank``,

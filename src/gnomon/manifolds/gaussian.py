@@ -11,7 +11,7 @@ from torch.distributions import Distribution, MultivariateNormal
 
 from ..frames import Chart
 from ..groups import Affine, Element, Group, LowRank, LowRankAffine, Square, StructureLike
-from ..groups.low_rank import Energy
+from ..groups.low_rank_energy import Energy
 from ..linalg import as_tensor, widen
 from .divergence import Normals, kl_divergence
 from .init import Init, as_batch_shape, as_group, as_values, initial_element, natural_dtype
@@ -113,7 +113,7 @@ class Gaussian(Point):
         return self.affine.linear
 
     def _parts(self) -> tuple[Group, Element, Tensor]:
-        """The linear group, its element (L or P), and the vector (mu or c)."""
+        """Return the linear group, its element (L or P), and the vector (mu or c)."""
         factor, vector = self.affine.split(self.element())
         return self.structure, factor, vector
 
@@ -128,22 +128,22 @@ class Gaussian(Point):
         return self.affine.mean(self.element()).clone()
 
     def factor_matrix(self) -> Tensor:
-        """``L`` (covariance form) or ``P`` (precision form), dense, as a copy."""
+        """Return ``L`` (covariance form) or ``P`` (precision form), dense, as a copy."""
         linear, factor, _ = self._parts()
         return linear.to_dense(factor).clone()
 
     def covariance(self) -> Tensor:
-        """``Sigma``, dense."""
+        """Return ``Sigma``, dense."""
         linear, factor, _ = self._parts()
         return Chart(linear, self.chart.form).matrix(factor)
 
     def precision(self) -> Tensor:
-        """``Sigma^-1``, dense."""
+        """Return ``Sigma^-1``, dense."""
         linear, factor, _ = self._parts()
         return Chart(linear, "inverse" if self.form == "covariance" else "outer").matrix(factor)
 
     def logdet(self) -> Tensor:
-        """``log det Sigma``, of the batch shape."""
+        """Return ``log det Sigma``, of the batch shape."""
         return self._logdet()
 
     def _vectors(self, x: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ class Gaussian(Point):
         return x
 
     def _standardize(self, x: Tensor) -> Tensor:
-        """``z`` with ``(x - mu)^T Sigma^-1 (x - mu) = |z|^2``."""
+        """Return ``z`` with ``(x - mu)^T Sigma^-1 (x - mu) = |z|^2``."""
         x = self._vectors(x)
         linear, factor, vector = self._parts()
         if self.form == "covariance":
@@ -161,7 +161,7 @@ class Gaussian(Point):
         return linear.rmatvec(factor, x) + vector
 
     def log_prob(self, x: Tensor) -> Tensor:
-        """The log-density at ``x`` of shape ``(*sample, *batch_shape, d)``."""
+        """Return the log-density at ``x`` of shape ``(*sample, *batch_shape, d)``."""
         x = self._vectors(x)
         if isinstance(self.group, LowRankAffine):
             energy = self._low_rank_energy(self.group, x)
@@ -170,7 +170,10 @@ class Gaussian(Point):
         return -0.5 * (energy + self.d * LOG_2PI)
 
     def _low_rank_energy(self, group: LowRankAffine, x: Tensor) -> Tensor:
-        """``(x - mu)^T Sigma^-1 (x - mu) + log det Sigma``, differentiated down to the coordinates at once."""
+        """Return ``(x - mu)^T Sigma^-1 (x - mu) + log det Sigma``.
+
+        At the origin it is one node of the graph, whose derivative is that in the coordinates.
+        """
         if x.requires_grad or not self._at_origin():
             return group.energy(self.element(), x)
         energy = Energy(group, self.frame, x)
@@ -184,7 +187,7 @@ class Gaussian(Point):
         return value
 
     def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """Reparametrized draws, ``(*sample_shape, *batch_shape, d)``."""
+        """Return reparametrized draws, ``(*sample_shape, *batch_shape, d)``."""
         shape = (sample_shape,) if isinstance(sample_shape, int) else tuple(sample_shape)
         noise = torch.randn(*shape, *self.batch_shape, self.d, dtype=self.dtype, device=self.device)
         linear, factor, vector = self._parts()
@@ -194,19 +197,19 @@ class Gaussian(Point):
 
     @torch.no_grad()
     def sample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """Draws, ``(*sample_shape, *batch_shape, d)``."""
+        """Return draws, ``(*sample_shape, *batch_shape, d)``."""
         return self.rsample(sample_shape)
 
     def entropy(self) -> Tensor:
-        """``d/2 (1 + log 2 pi) + 1/2 log det Sigma``."""
+        """Return ``d/2 (1 + log 2 pi) + 1/2 log det Sigma``."""
         return 0.5 * (self.d * (1 + LOG_2PI) + self.logdet())
 
     def kl_divergence(self, other: Gaussian | Distribution) -> Tensor:
-        """``KL(self || other)`` for a Gaussian of ours or of torch's; see :func:`gnomon.kl_divergence`."""
+        """Return ``KL(self || other)`` for a Gaussian of ours or of torch's; see :func:`gnomon.kl_divergence`."""
         return kl_divergence(self, other)
 
     def normals(self) -> Normals:
-        """The mean, the covariance by its factor, and its log-determinant."""
+        """Return the mean, the covariance by its factor, and its log-determinant."""
         return Normals(*self._mean_and_covariance(), self.logdet())
 
     def _mean_and_covariance(self) -> tuple[Tensor, Square]:
@@ -214,7 +217,7 @@ class Gaussian(Point):
         return self.affine.mean(self.element()), Square(linear, factor, self.form == "precision")
 
     def marginal(self, indices: Indices) -> StructuredNormal:
-        """The distribution of some coordinates, in the order given.
+        """Return the distribution of some coordinates, in the order given.
 
         Where they have a structure of their own it costs no more than that, and has it: some coordinates of a diagonal
         or low-rank covariance, the first ones of a lower triangular one (of an upper triangular one the last), an
@@ -231,7 +234,7 @@ class Gaussian(Point):
         return StructuredNormal(*self._mean_and_covariance()).marginal(indices)
 
     def conditional(self, indices: Indices, values: Tensor) -> StructuredNormal:
-        """The distribution of the other coordinates, in increasing order, given values of these.
+        """Return the distribution of the other coordinates, in increasing order, given values of these.
 
         With the precision P it is ``N(mu_r - P_rr^-1 P_rg (values - mu_g), P_rr^-1)``, which in precision form needs
         no inverse. What :meth:`marginal` says of structures holds for P.
@@ -243,7 +246,7 @@ class Gaussian(Point):
         return StructuredNormal(*self._mean_and_covariance()).conditional(indices, values)
 
     def to_distribution(self) -> MultivariateNormal:
-        """The same as a :class:`torch.distributions.MultivariateNormal`; dense, in at least float32."""
+        """Return the same as a :class:`torch.distributions.MultivariateNormal`; dense, in at least float32."""
         loc = widen(self.loc)
         if self.form == "covariance":
             return MultivariateNormal(loc, covariance_matrix=widen(self.covariance()))

@@ -17,7 +17,10 @@ _TOLERANCE = 1e-6  # relative to the diagonal; float32 data on a submanifold pas
 
 
 def as_group(name: str, structure: StructureLike, *sized: object) -> Group:
-    """A size means the full manifold; names and functions of the size take it from what else is given."""
+    """Return the group that ``structure`` means.
+
+    Names and functions of the size take the size from the shapes of ``sized``.
+    """
     if isinstance(structure, Group) or not (isinstance(structure, str) or callable(structure)):
         return as_structure(structure, name=name)
     shapes = (tuple(getattr(value, "shape", ())) for value in sized)
@@ -26,7 +29,7 @@ def as_group(name: str, structure: StructureLike, *sized: object) -> Group:
 
 
 def as_batch_shape(batch_shape: Sequence[int] | int) -> torch.Size:
-    """One size or several."""
+    """Return one size or several as a shape."""
     try:
         batch = torch.Size([batch_shape] if isinstance(batch_shape, int) else batch_shape)
     except TypeError:
@@ -37,7 +40,10 @@ def as_batch_shape(batch_shape: Sequence[int] | int) -> torch.Size:
 
 
 def as_values(name: str, value: object) -> Tensor:
-    """Numbers of any kind as a tensor, never on the meta device; those of Python and NumPy keep all their digits."""
+    """Return numbers of any kind as a tensor, never on the meta device.
+
+    Those of Python and NumPy keep all their digits.
+    """
     values = as_tensor(name, value).detach()
     if values.is_complex():
         raise TypeError(f"{name} must be real, got {values.dtype}")
@@ -52,7 +58,7 @@ def as_values(name: str, value: object) -> Tensor:
 
 
 def natural_dtype(value: object) -> torch.dtype:
-    """The precision of given values: the default one for those of Python, and for integers."""
+    """Return the precision of given values, which is the default one for those of Python, and for integers."""
     dtype = as_tensor("init", value).dtype
     return torch.get_default_dtype() if isinstance(value, float) or not dtype.is_floating_point else dtype
 
@@ -67,7 +73,7 @@ def initial_element(
     device: torch.device | str | None = None,
     project: bool = False,
 ) -> Element:
-    """The factor of ``tau = init`` in the given form; computed in float64, stored in ``dtype``."""
+    """Return the factor of ``tau = init`` in the given form; computed in float64, stored in ``dtype``."""
     if form == "inner" and isinstance(group, Marginal):
         raise ValueError(f"factor cannot be 'inner' for {group}; use 'outer' or 'inverse'")
     values = as_values("init", 1.0 if init is None else init)

@@ -102,18 +102,18 @@ class StructuredNormal(Distribution):
         return entropy.expand(self.batch_shape)
 
     def normals(self) -> Normals:
-        """The form in which :func:`gnomon.kl_divergence` takes it."""
+        """Return the distribution in the form that :func:`gnomon.kl_divergence` takes."""
         return Normals(self.loc, self.covariance, self.covariance.logdet())
 
     # ------------------------------------------------------------------ some of the coordinates
     def marginal(self, indices: Indices) -> StructuredNormal:
-        """The distribution of some coordinates; see :meth:`gnomon.Gaussian.marginal`."""
+        """Return the distribution of some coordinates; see :meth:`gnomon.Gaussian.marginal`."""
         where = self._positions(indices)
         part = self.covariance.to(torch.float64).part(where)
         return StructuredNormal(self.loc[..., where], part.to(self.loc.dtype))
 
     def conditional(self, indices: Indices, values: Tensor) -> StructuredNormal:
-        """The distribution of the other coordinates; see :meth:`gnomon.Gaussian.conditional`."""
+        """Return the distribution of the other coordinates; see :meth:`gnomon.Gaussian.conditional`."""
         given = self._positions(indices)
         others = torch.ones(self.event_shape[0], dtype=torch.bool, device=given.device).index_fill(0, given, False)
         rest = others.nonzero().squeeze(-1)
@@ -143,7 +143,7 @@ class StructuredNormal(Distribution):
 
 
 def as_positions(indices: Indices, d: int, device: torch.device) -> Tensor:
-    """Different positions from 0 to d - 1, in the order given; from a number, numbers, a slice or a mask."""
+    """Return different positions from 0 to d - 1 in the order given, from a number, numbers, a slice or a mask."""
     if isinstance(indices, slice):
         where = torch.tensor(range(d)[indices])
     else:

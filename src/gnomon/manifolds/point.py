@@ -23,7 +23,10 @@ _owners: Any = WeakIdKeyDictionary()
 
 
 def all_finite(*tensors: Tensor) -> bool:
-    """Whether every entry is, with one synchronisation: a finite sum proves it, any other is looked into."""
+    """Return whether every entry is finite, with one synchronisation.
+
+    A finite sum proves it, and after any other each tensor is looked into.
+    """
     total = None
     for t in tensors:
         part = t.sum()
@@ -32,7 +35,7 @@ def all_finite(*tensors: Tensor) -> bool:
 
 
 def known_points() -> Iterator[Point]:
-    """All points that are alive."""
+    """Yield all points that are alive."""
     for reference in list(_owners.values()):
         point = reference()
         if point is not None:
@@ -40,7 +43,7 @@ def known_points() -> Iterator[Point]:
 
 
 def point_of(parameter: Tensor) -> Point | None:
-    """The point whose coordinates ``parameter`` is, or None for an ordinary parameter."""
+    """Return the point whose coordinates ``parameter`` is, or None for an ordinary parameter."""
     reference = _owners.get(parameter)
     return None if reference is None else reference()
 
@@ -124,7 +127,7 @@ class Point(nn.Module):
 
     # ------------------------------------------------------------------ the factor and its derivatives
     def element(self) -> Element:
-        """The blocks of the factor at the current coordinates; at the origin they share the frame's memory."""
+        """Return the blocks of the factor at the current coordinates; at the origin they share the frame's memory."""
         if not self._at_origin():
             return self._moved(self.frame, self.eta)
         if not torch.is_grad_enabled():  # which is quicker than to find that nothing needs a gradient
@@ -139,7 +142,7 @@ class Point(nn.Module):
         return self.chart.packed_pullback(frame, grads)
 
     def _logdet(self) -> Tensor:
-        """``log det tau``. Its gradient at the origin is a constant: nothing is inverted."""
+        """Return ``log det tau``. Its gradient at the origin is a constant, so nothing is inverted."""
         chart, unpack = self.chart, self.group.unpack
         if isinstance(self.group, Marginal) or not torch.is_grad_enabled() or not self._at_origin():
             with full_precision(self.frame):
@@ -161,10 +164,10 @@ class Point(nn.Module):
 
     # ------------------------------------------------------------------ the moving frame
     def fold(self, *, check: bool = True) -> Tensor | None:
-        """``A <- A(eta)``, ``eta <- 0``. :func:`gnomon.moving_frame` calls it after each step.
+        """Set ``A <- A(eta)`` and ``eta <- 0``. :func:`gnomon.moving_frame` calls this after each step.
 
-        A batch element whose move would overflow stays where it is. Where there are any, the answer tells which ones
-        moved; otherwise it is None. Without ``check`` the caller knows that none would.
+        A batch element whose move would overflow stays where it is. If there are any, return which elements moved, and
+        otherwise None. Without ``check`` the caller knows that there are none.
         """
         # The inner loop of every small problem: attribute look-ups of a module cost as much as a product here.
         frame: Tensor = self._buffers["frame"]  # type: ignore[assignment]
@@ -187,13 +190,16 @@ class Point(nn.Module):
         self.return_to_origin()
 
     def return_to_origin(self) -> None:
-        """``eta <- 0`` without moving the frame: the step is given up."""
+        """Set ``eta <- 0`` without moving the frame: the step is given up."""
         self.eta.detach().zero_()
         self._origin.mark(self.eta)
 
     @contextmanager
     def exploring(self) -> Iterator[None]:
-        """While an optimizer evaluates closures, in which it may move eta in ways that leave no trace."""
+        """Take no shortcut at the origin within this context.
+
+        An optimizer that evaluates closures there may move eta in ways that leave no trace.
+        """
         self._exploring = True
         try:
             yield
@@ -201,11 +207,11 @@ class Point(nn.Module):
             self._exploring = False
 
     def is_folded(self) -> bool:
-        """Whether nothing has moved the coordinates since the last fold, as far as can be told without reading them."""
+        """Return whether nothing has moved the coordinates since the last fold, as far as one can tell unread."""
         return self._origin.is_marked(self.eta)
 
     def _at_origin(self) -> bool:
-        """Whether the short cuts at ``eta = 0`` may be taken."""
+        """Return whether the short cuts at ``eta = 0`` may be taken."""
         frame: Tensor = self._buffers["frame"]  # type: ignore[assignment]  # quicker than an attribute of a module
         if torch.compiler.is_compiling() or _are_functorch_transforms_active() or frame.requires_grad:
             return False
@@ -269,7 +275,7 @@ class Point(nn.Module):
         self._bind()
 
     def _identity(self) -> str:
-        """What the numbers of a frame mean."""
+        """Return a description of what the numbers of a frame mean."""
         return f"{self.group!r} in {self.chart.form} form"
 
     # ------------------------------------------------------------------ description

@@ -92,11 +92,11 @@ class SPD(Point):
         return self.matrix()
 
     def factor_matrix(self) -> Tensor:
-        """The factor ``A``, dense, as a copy."""
+        """Return the factor ``A``, dense, as a copy."""
         return self.group.to_dense(self.element()).clone()
 
     def matrix(self) -> Tensor:
-        """``tau``, dense. On a large structured point use :meth:`matvec` and its kin instead."""
+        """Return ``tau``, dense. On a large structured point use :meth:`matvec` and its kin instead."""
         if isinstance(self.group, Dense) and self.chart.form != "inverse" and self._at_origin():
             value, pullback, general = self._product, self._pull_back_product, self._moved_product
             return AtOrigin.apply(self.eta, self.frame, value, pullback, general)[0]
@@ -115,44 +115,44 @@ class SPD(Point):
         return (self.chart.matrix(self._moved(frame, eta)),)
 
     def _act(self, x: Tensor, *tables: dict[Form, str]) -> Tensor:
-        """The operations that the tables name for this form, one after the other."""
+        """Apply the operations that the tables name for this form, one after the other."""
         x, element = as_tensor("x", x, self.frame), self.element()
         for table in tables:
             x = getattr(self.group, table[self.chart.form])(element, x)
         return x
 
     def matvec(self, x: Tensor) -> Tensor:
-        """``tau x``."""
+        """Return ``tau x``."""
         return self._act(x, _ROOT_T, _ROOT)
 
     def solve(self, x: Tensor) -> Tensor:
-        """``tau^-1 x``; with ``factor="inverse"`` it is two products."""
+        """Return ``tau^-1 x``; with ``factor="inverse"`` it is two products."""
         return self._act(x, _INVERSE_ROOT, _INVERSE_ROOT_T)
 
     def quad(self, x: Tensor) -> Tensor:
-        """``x^T tau x``."""
+        """Return ``x^T tau x``."""
         return self._act(x, _ROOT_T).square().sum(-1)
 
     def inv_quad(self, x: Tensor) -> Tensor:
-        """``x^T tau^-1 x``."""
+        """Return ``x^T tau^-1 x``."""
         return self._act(x, _INVERSE_ROOT).square().sum(-1)
 
     def logdet(self) -> Tensor:
-        """``log det tau``, of the batch shape."""
+        """Return ``log det tau``, of the batch shape."""
         return self._logdet()
 
     def rsample(self, n: int | Sequence[int] = ()) -> Tensor:
-        """Draws from N(0, tau) of shape ``(*n, *batch_shape, k)``, differentiable in tau."""
+        """Return draws from N(0, tau) of shape ``(*n, *batch_shape, k)``, differentiable in tau."""
         shape = (n,) if isinstance(n, int) else tuple(n)
         noise = torch.randn(*shape, *self.batch_shape, self.k, dtype=self.dtype, device=self.device)
         return self._act(noise, _ROOT)
 
     @torch.no_grad()
     def sample(self, n: int | Sequence[int] = ()) -> Tensor:
-        """Draws from N(0, tau) of shape ``(*n, *batch_shape, k)``."""
+        """Return draws from N(0, tau) of shape ``(*n, *batch_shape, k)``."""
         return self.rsample(n)
 
     def distance(self, other: SPD | Tensor) -> Tensor:
-        """The affine-invariant distance on the full manifold to another SPD matrix; dense by nature."""
+        """Return the affine-invariant distance on the full manifold to another SPD matrix; dense by nature."""
         other_matrix = other.matrix() if isinstance(other, SPD) else other
         return riemannian.distance(widen(self.matrix()), widen(other_matrix)).to(self.dtype)

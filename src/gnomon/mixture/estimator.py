@@ -163,7 +163,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
     def fit_predict(self, X: ArrayLike, y: object = None, sample_weight: ArrayLike | None = None) -> Array:
-        """:meth:`fit`, then :meth:`predict` of the same ``X``."""
+        """Return :meth:`predict` of ``X`` after :meth:`fit` to the same ``X``."""
         return self.fit(X, sample_weight=sample_weight).predict(X)
 
     def _check_parameters(self) -> None:
@@ -181,7 +181,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"init_params must be one of {', '.join(INIT_PARAMS)}, got {self.init_params!r}")
 
     def _given(self, name: str, shape: tuple[int, ...]) -> Array | None:
-        """An array of the start, if there is one."""
+        """Return an array of the start, or None if it was not given."""
         if getattr(self, name) is None:
             return None
         values = np.array(getattr(self, name), dtype=np.float64, order="C")
@@ -199,7 +199,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return start(z, weights, group, self.form, self.reg_covar, shares, means, mixing, self.tied)
 
     def _last_fit(self, group: Group, units: Units) -> Run:
-        """Where the last fit ended, in the units of the new data."""
+        """Return where the last fit ended, in the units of the new data."""
         components = deepcopy(self.components_)
         expected = Gaussian(group, form=self.form, batch_shape=(self.n_components,), dtype=torch.float64)
         if components.group != expected.group or components.batch_shape != expected.batch_shape:
@@ -212,7 +212,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     @torch.enable_grad()
     def _run(self, z: Tensor, weights: Tensor, run: Run, units: Units, rng: np.random.RandomState) -> Run:
-        """One maximization from a start; ``z`` are the data in ``units``."""
+        """Maximize the likelihood once from a start; ``z`` are the data in ``units``."""
         objective = Objective(z, weights, run.components, run.logits, self.reg_covar, units.log_volume, self.tied)
         if run.idle and abs(objective.value() - run.final) > self.tol:  # other data than those of the last fit
             run.best, run.idle = math.inf, 0
@@ -240,7 +240,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return run
 
     def _keep(self, run: Run, units: Units) -> None:
-        """The fitted attributes, and warnings where something went wrong."""
+        """Set the fitted attributes, and warn where something went wrong."""
         units.out_of(run.components)
         self.components_ = run.components
         self.weights_ = run.weights
@@ -275,24 +275,24 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return self.components_.precision().detach().numpy()
 
     def score_samples(self, X: ArrayLike) -> Array:
-        """The log-likelihood of each row."""
+        """Return the log-likelihood of each row."""
         return self._joint_log_prob(X).logsumexp(1).numpy()
 
     def score(self, X: ArrayLike, y: object = None) -> float:
-        """The average log-likelihood of the rows; ``y`` is ignored."""
+        """Return the average log-likelihood of the rows; ``y`` is ignored."""
         return float(self.score_samples(X).mean())
 
     def predict_proba(self, X: ArrayLike) -> Array:
-        """The responsibilities ``p(k | x)``, one column a component."""
+        """Return the responsibilities ``p(k | x)``, one column a component."""
         return self._joint_log_prob(X).softmax(1).numpy()
 
     def predict(self, X: ArrayLike) -> Array:
-        """The most probable component of each row."""
+        """Return the most probable component of each row."""
         return self._joint_log_prob(X).argmax(1).numpy()
 
     @torch.no_grad()
     def _joint_log_prob(self, X: ArrayLike) -> Tensor:
-        """``log w_k + log N(x; mu_k, Sigma_k)``, of shape ``(n_samples, K)``."""
+        """Return ``log w_k + log N(x; mu_k, Sigma_k)``, of shape ``(n_samples, K)``."""
         check_is_fitted(self)
         rows = as_tensor("X", validate_data(self, X, dtype=np.float64, reset=False))
         log_weights = torch.from_numpy(self.weights_).log()
@@ -300,7 +300,7 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return torch.cat([self.components_.log_prob(part.unsqueeze(1)) + log_weights for part in parts])
 
     def sample(self, n_samples: int = 1) -> tuple[Array, Array]:
-        """``n_samples`` draws, in the order of their components, and the components that they come from."""
+        """Return ``n_samples`` draws in the order of their components, and the components that they come from."""
         check_is_fitted(self)
         rng = check_random_state(self.random_state)
         counts = rng.multinomial(positive_size("n_samples", n_samples), self.weights_)
@@ -315,10 +315,10 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
         return (1 if self.tied else k) * structure.dim + k * structure.k + k - 1
 
     def bic(self, X: ArrayLike) -> float:
-        """The Bayesian information criterion; lower is better."""
+        """Return the Bayesian information criterion; lower is better."""
         scores = self.score_samples(X)
         return float(self.n_parameters() * math.log(len(scores)) - 2 * scores.sum())
 
     def aic(self, X: ArrayLike) -> float:
-        """The Akaike information criterion; lower is better."""
+        """Return the Akaike information criterion; lower is better."""
         return float(2 * self.n_parameters() - 2 * self.score_samples(X).sum())

@@ -71,7 +71,7 @@ class Objective:
     # ------------------------------------------------------------------ from weighted moments
     @torch.no_grad()
     def statistics(self) -> Statistics:
-        """The loss, and the moments of the samples of each component (the E-step of EM)."""
+        """Return the loss, and the moments of the samples of each component (the E-step of EM)."""
         z, density = self.z, self._joint()
         k, d = len(self.logits), z.shape[1]
         loss, shares, means = self._log_volume, z.new_zeros(k), z.new_zeros(k, d)
@@ -93,7 +93,7 @@ class Objective:
         return Statistics(loss, shares, means, covariances)
 
     def gradient_from(self, statistics: Statistics) -> None:
-        """Sets the gradients: those of the expected likelihood of the completed data, by Fisher's identity."""
+        """Set the gradients to those of the expected likelihood of the completed data, by Fisher's identity."""
         for parameter in self.parameters:
             parameter.grad = None
         _, shares, means, covariances = statistics
@@ -120,13 +120,16 @@ class Objective:
         return not self.tied or self.components.form == "covariance"
 
     def of_factors(self, stored: Tensor | None) -> Element:
-        """The part of stored coordinates that moves the factors, as views; the rest moves the means."""
+        """Return the part of stored coordinates that moves the factors, as views; the rest moves the means."""
         assert stored is not None
         affine = self.components.affine
         return affine.unpack(stored)[: len(affine.linear.shapes)]
 
     def _joint(self) -> Callable[[Tensor], Tensor]:
-        """``log p_k + log N(x; mu_k, Sigma_k) - floor/2 tr Sigma_k^-1`` of rows, ``(n, K)``."""
+        """Return a function from rows to the joint log densities, of shape ``(n, K)``.
+
+        These are ``log p_k + log N(x; mu_k, Sigma_k) - floor/2 tr Sigma_k^-1``.
+        """
         components = self.components
         group, factor, vector = components._parts()
         d = components.d
@@ -152,7 +155,7 @@ class Objective:
 
     # ------------------------------------------------------------------ from rows
     def gradient(self, rows: Tensor | None = None) -> float:
-        """Sets the gradients and returns the loss, on all data or on some rows (by index)."""
+        """Set the gradients and return the loss, on all data or on some rows (by index)."""
         for parameter in self.parameters:
             parameter.grad = None
         prior = self._prior()
@@ -165,7 +168,7 @@ class Objective:
 
     @torch.no_grad()
     def value(self) -> float:
-        """The loss on all data."""
+        """Return the loss on all data."""
         return self._loss(None, self._prior(), lambda part: None)
 
     def _loss(self, index: Tensor | None, prior: Tensor, each: Callable[[Tensor], None]) -> float:
@@ -180,7 +183,7 @@ class Objective:
         return total
 
     def _prior(self) -> Tensor:
-        """``log p_k - floor/2 tr Sigma_k^-1``, of shape ``(K,)``."""
+        """Return ``log p_k - floor/2 tr Sigma_k^-1``, of shape ``(K,)``."""
         linear, factor, _ = self.components._parts()
         if self.components.form == "precision":
             trace = linear.squared_norm(factor)

@@ -40,12 +40,12 @@ class Optimizer(Protocol):
     """Whether the last iteration has moved nothing: the point is stationary."""
 
     def iterate(self) -> float:
-        """One iteration; the loss before it."""
+        """Do one iteration and return the loss before it."""
 
     def after_idle_iteration(self) -> None: ...
 
     def loss(self) -> float:
-        """At the current point, on all data."""
+        """Return the loss at the current point, on all data."""
 
 
 class NaturalGradient:
@@ -70,7 +70,7 @@ class NaturalGradient:
         )
 
     def normalize(self, samples: int) -> None:
-        """The gradients that are set become natural ones."""
+        """Turn the gradients that are set into natural ones."""
         weights = self._objective.logits.detach().softmax(0).clamp(min=1 / samples)
         common = [block.clone() for block in self._common()]
         for parameter in self._objective.parameters:
@@ -80,11 +80,11 @@ class NaturalGradient:
             self._shorten_together(common)
 
     def _common(self) -> Element:
-        """The gradient of the factor that tied components have in common."""
+        """Return the gradient of the factor that tied components have in common."""
         return self._objective.of_factors(self._objective.components.eta.grad) if self._objective.tied else ()
 
     def _shorten_together(self, common: list[Tensor]) -> None:
-        """A tied factor counts with the weight of all samples, and all components take the shortest of their steps.
+        """Give a tied factor the weight of all samples, and all components the shortest of their steps.
 
         An average of steps that are within half of the bound is surely within it, so that none is shortened alone.
         """
@@ -130,7 +130,7 @@ class FullBatch:
         return LBFGS(self._objective.parameters, history_size=MEMORY)
 
     def iterate(self) -> float:
-        """One iteration; the loss before it."""
+        """Do one iteration and return the loss before it."""
         before = self._evaluate() if self._loss is None else self._loss
         if self._warm:
             self._loss = float(self._lbfgs.step(self._closure))
@@ -158,7 +158,7 @@ class FullBatch:
         return [self._objective.components.frame, self._objective.logits.detach()]
 
     def _evaluate(self) -> float:
-        """The loss at the current point, with what the next step needs."""
+        """Return the loss at the current point, and keep what the next step needs."""
         if self._objective.has_statistics:
             self._here = self._objective.statistics()
             return self._here.loss
@@ -175,7 +175,7 @@ class FullBatch:
 
     @torch.no_grad()
     def _maximize(self) -> None:
-        """The M-step of EM."""
+        """Take the M-step of EM."""
         assert self._here is not None
         _, shares, means, covariances = self._here
         components, logits = self._objective.components, self._objective.logits
@@ -200,7 +200,7 @@ class FullBatch:
         return here.loss
 
     def after_idle_iteration(self) -> None:
-        """Nothing: the line search has found its step."""
+        """Do nothing: the line search has found its step."""
 
     def loss(self) -> float:
         return self._evaluate() if self._loss is None else self._loss
@@ -216,7 +216,7 @@ class MiniBatches:
         self._descent = NaturalGradient(objective, learning_rate, MOMENTUM if objective.carries_ties else 0)
 
     def iterate(self) -> float:
-        """One epoch; the average of the losses before its steps."""
+        """Do one epoch and return the average of the losses before its steps."""
         order = torch.from_numpy(self._rng.permutation(len(self._objective.z)))
         batches = order.tensor_split(math.ceil(len(order) / self._batch_size))
         total = 0.0
@@ -227,7 +227,7 @@ class MiniBatches:
         return total / len(order)
 
     def after_idle_iteration(self) -> None:
-        """Shorter steps: what they see is noise."""
+        """Shorten the steps, since what they see is noise."""
         self._descent.halve()
 
     def loss(self) -> float:

@@ -61,7 +61,7 @@ def as_logits(weights: Array) -> nn.Parameter:
 
 # ---------------------------------------------------------------------- factors
 def fit_factors(group: Group, form: Form, covariances: Tensor, current: Element | None = None) -> Element:
-    """The likeliest factors of the structure for a batch of sample covariances, or one; the M-step of EM.
+    """Return the likeliest factors of the structure for one sample covariance or a batch of them: the M-step of EM.
 
     Of low rank, Newton's method begins where the factors are at present, so that the likelihood cannot decrease.
     """
@@ -78,7 +78,7 @@ def fit_factors(group: Group, form: Form, covariances: Tensor, current: Element 
 
 
 def assemble(group: Group, form: Form, factors: Element, means: Tensor) -> Gaussian:
-    """The Gaussians with these factors and means."""
+    """Return the Gaussians with these factors and means."""
     components = Gaussian(group, form=form, loc=means, init=1.0, dtype=means.dtype, batch_shape=means.shape[:-1])
     with torch.no_grad():
         components.frame.copy_(components.group.pack(components.affine.join(factors, means)))
@@ -97,11 +97,11 @@ def start(
     mixing: Array | None,
     tied: bool,
 ) -> Run:
-    """Means and covariances of samples that belong to components by shares ``(n, K)``, fitted by the structure.
+    """Return the start in which samples belong to components by shares ``(n, K)``.
 
-    The covariance of a cluster with fewer than ``2 (d + 1)`` samples is averaged with the pooled one, which counts as
-    the samples that are lacking: small clusters, whose own is singular, then start with a sensible shape. Others start
-    as EM does.
+    It has their means, and their covariances fitted by the structure. The covariance of a cluster with fewer than ``2
+    (d + 1)`` samples is averaged with the pooled one, which counts as the samples that are lacking: small clusters,
+    whose own is singular, then start with a sensible shape. Others start as EM does.
     """
     n, d = z.shape
     shares = shares * (n * weights)[:, None]
@@ -135,7 +135,10 @@ def start(
 def initial_shares(
     z: Array, weights: Array, k: int, how: str, means: Array | None, rng: np.random.RandomState
 ) -> Array:
-    """How much of each sample belongs to each component at the start: all of it to the nearest, or at random."""
+    """Return how much of each sample belongs to each component at the start.
+
+    All of it belongs to the nearest one, or the shares are random.
+    """
     if means is None and how == "random":
         shares: Array = rng.uniform(size=(len(z), k))
         return shares / shares.sum(1, keepdims=True)
@@ -158,7 +161,10 @@ def _nearest(z: Array, means: Array) -> Array:
 
 
 def collapses(run: Run, n: int, floor: float) -> dict[int, int | None]:
-    """Components with one sample or none, and those with a direction in which the floor is most of the variance."""
+    """Return the components that have collapsed, each with the thinnest feature or None.
+
+    They have one sample or none (None), or a direction in which the floor is most of the variance.
+    """
     variances, directions = torch.linalg.eigh(run.components.covariance().detach())
     thinnest = directions[..., 0].abs().argmax(-1)
     found: dict[int, int | None] = {}
@@ -171,7 +177,7 @@ def collapses(run: Run, n: int, floor: float) -> dict[int, int | None]:
 
 
 def describe_collapses(run: Run, names: Sequence[Any] | Array, constant: Array, floor: float) -> str:
-    """Which components have collapsed, and why, and what to do."""
+    """Describe which components have collapsed, why, and what to do."""
     reasons = []
     for component, feature in sorted(run.collapsed.items()):
         if feature is None:

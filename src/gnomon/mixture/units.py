@@ -30,7 +30,7 @@ class Units:
 
     @classmethod
     def of(cls, data: Array, weights: Array, group: Group) -> Units:
-        """From rows and weights that sum to one."""
+        """Return the units of rows whose weights sum to one."""
         centre = weights @ data
         spread = np.sqrt(weights @ (data - centre) ** 2)
         constant = spread <= 10 * np.finfo(np.float64).eps * np.abs(data).max(0)
@@ -47,11 +47,11 @@ class Units:
         return (data - self.centre) / self.scale
 
     def into(self, components: Gaussian) -> None:
-        """From the units of the data to these, in place."""
+        """Convert components from the units of the data to these, in place."""
         self._change(components, inverse=True)
 
     def out_of(self, components: Gaussian) -> None:
-        """From these units to those of the data, in place."""
+        """Convert components from these units to those of the data, in place."""
         self._change(components, inverse=False)
 
     @torch.no_grad()

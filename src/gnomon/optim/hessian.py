@@ -17,10 +17,10 @@ class Diagonals(ABC):
 
     @abstractmethod
     def __call__(self, operator: SymmetricOperator, like: Tensor) -> Tensor:
-        """The diagonal, in the precision and on the device of ``like``."""
+        """Return the diagonal, in the precision and on the device of ``like``."""
 
     def check(self, size: int) -> None:  # noqa: B027  # most rules fit any
-        """An error where the rule does not fit a Hessian of this size."""
+        """Raise an error where the rule does not fit a Hessian of this size."""
 
 
 class Hutchinson(Diagonals):
@@ -81,7 +81,7 @@ class Banded(Colored):
         self.width = width
 
     def check(self, size: int) -> None:
-        """It fits any."""
+        """Accept any size."""
 
     def _part(self, operator: SymmetricOperator) -> Tensor:
         return torch.arange(operator.k) % (self.width + 1)
@@ -93,7 +93,7 @@ class Exact(Colored):
     def __init__(self) -> None: ...
 
     def check(self, size: int) -> None:
-        """It fits any."""
+        """Accept any size."""
 
     def _part(self, operator: SymmetricOperator) -> Tensor:
         return torch.arange(operator.k)
@@ -113,7 +113,7 @@ class Given(Diagonals):
 
 
 def as_diagonals(hessian: str | Diagonals | Callable[[], Tensor]) -> Diagonals:
-    """The rule behind the argument ``hessian`` of an optimizer."""
+    """Return the rule behind the argument ``hessian`` of an optimizer."""
     if isinstance(hessian, Diagonals):
         return hessian
     if hessian == "hutchinson":

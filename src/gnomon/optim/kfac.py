@@ -80,7 +80,7 @@ class KFAC(KroneckerOptimizer):
 
 
 def _full_signature() -> inspect.Signature:
-    """The signature with all arguments and their defaults, for ``help()`` and notebooks."""
+    """Return the signature with all arguments and their defaults, for ``help()`` and notebooks."""
     own = inspect.signature(KFAC.__init__)
     parameters = [p for p in own.parameters.values() if p.kind is not inspect.Parameter.VAR_KEYWORD]
     return own.replace(parameters=[*parameters, *SHARED.values()])

@@ -76,7 +76,10 @@ class LBFGS(Optimizer):
 
     @torch.no_grad()
     def evaluate(self, closure: Callable[[], Any]) -> float:
-        """The loss at the current point, with its gradients in place: from memory if nothing has moved since."""
+        """Return the loss at the current point, with its gradients in place.
+
+        Both are from memory if nothing has moved since.
+        """
         state = self.state[self._parameters[0]]
         if self._seen != self._versions():  # the first step, or somebody else moved a parameter
             before = state.get("gradient")
@@ -93,7 +96,7 @@ class LBFGS(Optimizer):
         direction: Tensor,
         slope: float,
     ) -> None:
-        """Lewis and Overton's bracket of a weak Wolfe step, with interpolation on the way back.
+        """Search for a weak Wolfe step by Lewis and Overton's bracket, with interpolation on the way back.
 
         Where rounding hides whether the loss has decreased, its slope decides, by the approximate Wolfe conditions of
         Hager and Zhang (2005): it is between ``CURVATURE`` times the first slope and its opposite, nearly.
@@ -128,7 +131,7 @@ class LBFGS(Optimizer):
         self._arrive(state, evaluate(), self._gradient())
 
     def _rounding(self, state: dict[str, Any]) -> float:
-        """What two values of the loss must differ by to tell which is lower."""
+        """Return the difference by which two values of the loss must differ to tell which is lower."""
         return abs(state["loss"]) * torch.finfo(self._parameters[0].dtype).eps ** (2 / 3)
 
     def _arrive(self, state: dict[str, Any], loss: float, gradient: Tensor) -> None:
@@ -138,7 +141,7 @@ class LBFGS(Optimizer):
         self._seen = self._versions()
 
     def _remember(self, state: dict[str, Any], direction: Tensor, gradient: Tensor, t: float) -> None:
-        """The pairs and the new one in the new frame; the oldest goes."""
+        """Carry the pairs to the new frame and add the new one; the oldest is dropped."""
         old = [direction, state["gradient"], *state["steps"], *state["changes"]]
         direction, before, *memory = self._carry(old, t * direction)
         half = len(memory) // 2
@@ -147,7 +150,7 @@ class LBFGS(Optimizer):
         state["changes"] = [*memory[half:][keep], gradient - before]
 
     def _direction(self, state: dict[str, Any]) -> Tensor:
-        """``-H g`` by the two loops, with ``H = s^T y / y^T y`` of the newest pair as a start."""
+        """Return ``-H g`` by the two loops, with ``H = s^T y / y^T y`` of the newest pair as a start."""
         q = -state["gradient"]
         pairs = [(s, y, float(s @ y)) for s, y in zip(state["steps"], state["changes"], strict=True)]
         pairs = [pair for pair in pairs if pair[2] > 0]
@@ -163,14 +166,14 @@ class LBFGS(Optimizer):
         return q
 
     def _first_trial(self, state: dict[str, Any], direction: Tensor) -> float:
-        """A unit step, except where no scale is known yet for ordinary parameters."""
+        """Return the first step to try: 1, except where no scale is known yet for ordinary parameters."""
         if state["steps"]:
             return 1.0
         ordinary = zip(self._parameters, self._split(direction), strict=True)
         return min([1.0, *[1 / max(part.norm().item(), 1e-300) for p, part in ordinary if point_of(p) is None]])
 
     def _longest(self, direction: Tensor) -> float:
-        """The longest step that the points can follow."""
+        """Return the longest step that the points can follow."""
         t = math.inf
         for p, part in zip(self._parameters, self._split(direction), strict=True):
             point = point_of(p)
@@ -183,7 +186,7 @@ class LBFGS(Optimizer):
         return t
 
     def _velocity(self, direction: Tensor, t: float) -> Tensor:
-        """Of the curve along the direction, in the frame at t."""
+        """Return the velocity of the curve along the direction, in the frame at t."""
         parts = []
         for p, part in zip(self._parameters, self._split(direction), strict=True):
             point = point_of(p)
@@ -198,7 +201,7 @@ class LBFGS(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     def _places(self) -> list[Tensor]:
-        """What a move changes: the frame of a point, an ordinary parameter itself."""
+        """Return what a move changes: the frame of a point, or an ordinary parameter itself."""
         points = ((p, point_of(p)) for p in self._parameters)
         return [p if point is None else point.frame for p, point in points]
 
@@ -215,7 +218,7 @@ class LBFGS(Optimizer):
         return [part.view_as(p) for part, p in zip(parts, parameters, strict=True)]
 
     def _move(self, start: list[Tensor], direction: Tensor, t: float) -> bool:
-        """Everything to ``start + t direction``; False where a point would overflow."""
+        """Move everything to ``start + t direction``; return False where a point would overflow."""
         reached = True
         places = zip(self._parameters, self._places(), start, self._split(direction), strict=True)
         for p, place, origin, part in places:
@@ -229,7 +232,7 @@ class LBFGS(Optimizer):
         return reached
 
     def _carry(self, vectors: list[Tensor], step: Tensor) -> list[Tensor]:
-        """The vectors in the frame that ``step`` has led to."""
+        """Return the vectors in the frame that ``step`` has led to."""
         points = [point_of(p) for p in self._parameters]
         if all(point is None or point.group.trivial_transport for point in points):
             return vectors
@@ -245,7 +248,7 @@ class LBFGS(Optimizer):
 
 
 def _value(closure: Callable[[], Any]) -> float:
-    """The loss, with its gradients set."""
+    """Return the loss, and set its gradients."""
     with torch.enable_grad():
         loss = closure()
     return float(loss.detach() if isinstance(loss, Tensor) else loss)

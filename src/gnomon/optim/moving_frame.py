@@ -98,7 +98,7 @@ def _check_max_step(max_step: object) -> None:
 
 
 def is_framed(optimizer: Optimizer) -> bool:
-    """Whether :func:`moving_frame` has been applied."""
+    """Return whether :func:`moving_frame` has been applied."""
     return isinstance(optimizer, _MovingFrame)
 
 
@@ -116,7 +116,7 @@ _framed_classes: dict[type[Optimizer], type[Optimizer]] = {}
 
 
 def _framed_class(base: type[Optimizer]) -> type[Optimizer]:
-    """The subclass of an optimizer's class that folds after each step; made once."""
+    """Return the subclass of an optimizer's class that folds after each step; it is made once."""
     if base not in _framed_classes:
         namespace = {"_unframed": base, "__doc__": base.__doc__}
         _framed_classes[base] = type(base.__name__, (_MovingFrame, base), namespace)
@@ -221,7 +221,7 @@ class _MovingFrame(Optimizer):
         return result
 
     def _snapshot(self) -> list[tuple[Tensor, Tensor]]:
-        """Copies of the ordinary parameters."""
+        """Return copies of the ordinary parameters."""
         manifold = {id(follower.parameter) for follower in self._manifold()}
         ordinary = (p for group in self.param_groups for p in group["params"] if id(p) not in manifold)
         return [(p, p.detach().clone()) for p in ordinary]
@@ -231,7 +231,10 @@ class _MovingFrame(Optimizer):
 
     @torch.no_grad()
     def _give_up(self, before: list[tuple[Tensor, Tensor]]) -> None:
-        """Everything back to where the step began; a line search's memory is spoilt and starts anew."""
+        """Move everything back to where the step began.
+
+        A line search starts its memory anew, since the old one is of no use.
+        """
         for follower in self._manifold():
             follower.point.return_to_origin()
         for parameter, value in before:
@@ -312,7 +315,7 @@ class _MovingFrame(Optimizer):
         self._skip(f"a point would {why}: it stays where it is and loses its momentum", stacklevel)
 
     def _bound(self, parameter: Tensor, group: Group, by_bracket: bool, radius: float) -> float:
-        """Cut a step back to the radius, with its momentum; the answer is how long it is at most."""
+        """Cut a step back to the radius, with its momentum, and return the greatest length that is left."""
         eta = group.unpack(parameter.detach())
         quick = group.quick_stretch(eta)
         if quick is not None and float(quick.max()) <= min(radius, DEFAULT_RADIUS):
@@ -326,7 +329,7 @@ class _MovingFrame(Optimizer):
         return min(radius, length)
 
     def _bound_trials(self) -> list[tuple[Tensor, Tensor]]:
-        """Cut back what a line search is about to try; the answer tells which coordinates, and to which share."""
+        """Cut back what a line search is about to try; return which coordinates, and to which share."""
         cut: list[tuple[Tensor, Tensor]] = []
         radius = self._radius
         if radius is None:
@@ -368,7 +371,7 @@ class _MovingFrame(Optimizer):
 
     @torch.no_grad()
     def _rescale_mean(self, parameter: Tensor, group: Affine | LowRankAffine, order: int | None) -> None:
-        """The moments of a Gaussian's mean, first and second, in the units of the new frame.
+        """Convert the moments of a Gaussian's mean, first and second, to the units of the new frame.
 
         The whitened mean's gradients shrink and grow with the standard deviations. Second moments that kept the old
         units would let steps vanish where a covariance becomes small.

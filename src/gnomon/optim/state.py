@@ -40,12 +40,12 @@ SQUARED_KEYS = ("exp_avg_sq", "max_exp_avg_sq", "square_avg", "sum")
 
 
 def scales_elementwise(optimizer: Optimizer, parameter: Tensor) -> bool:
-    """Whether the optimizer keeps a scale for each coordinate, which cannot turn with the frame."""
+    """Return whether the optimizer keeps a scale for each coordinate, which cannot turn with the frame."""
     return not ELEMENTWISE_KEYS.isdisjoint(optimizer.state.get(parameter, ()))
 
 
 def vector_keys(optimizer: Optimizer) -> tuple[str, ...]:
-    """The keys of the nearest listed ancestor class."""
+    """Return the keys of the nearest listed ancestor class."""
     for cls in type(optimizer).__mro__:
         if cls in vector_state:
             return vector_state[cls]
@@ -53,18 +53,21 @@ def vector_keys(optimizer: Optimizer) -> tuple[str, ...]:
 
 
 def carried_vectors(optimizer: Optimizer, parameter: Tensor) -> Iterator[Tensor]:
-    """The tangent vectors that belong to ``parameter``, in its shape, as tensors to be changed in place."""
+    """Return the tangent vectors that belong to ``parameter``, in its shape, as tensors to be changed in place."""
     return _vectors(optimizer, parameter, vector_keys(optimizer))
 
 
 def shortened_vectors(optimizer: Optimizer, parameter: Tensor) -> Iterator[Tensor]:
-    """Those that shrink with a step that is cut back; L-BFGS forgets instead (:func:`forget_line_search`)."""
+    """Return the vectors that shrink with a step that is cut back.
+
+    L-BFGS forgets instead (:func:`forget_line_search`).
+    """
     keys = () if isinstance(optimizer, torch.optim.LBFGS) else vector_keys(optimizer)
     return _vectors(optimizer, parameter, keys)
 
 
 def squared_vectors(optimizer: Optimizer, parameter: Tensor) -> Iterator[Tensor]:
-    """Averages or sums of the squares of gradients, in the shape of the parameter."""
+    """Return averages or sums of the squares of gradients, in the shape of the parameter."""
     return _vectors(optimizer, parameter, SQUARED_KEYS)
 
 
@@ -87,7 +90,10 @@ def _vectors(optimizer: Optimizer, parameter: Tensor, keys: tuple[str, ...]) -> 
 
 
 def _flat_vectors(optimizer: torch.optim.LBFGS, parameter: Tensor, keys: tuple[str, ...]) -> Iterator[Tensor]:
-    """L-BFGS keeps its vectors under its first parameter, over all parameters end to end."""
+    """Yield the parts of L-BFGS's vectors that belong to a parameter.
+
+    L-BFGS keeps its vectors under its first parameter, over all parameters end to end.
+    """
     parameters = optimizer.param_groups[0]["params"]
     state = optimizer.state.get(parameters[0], {})
     before = next(i for i, p in enumerate(parameters) if p is parameter)

@@ -29,7 +29,7 @@ MAGNITUDE = 0.4
 
 
 def greatest_length(coordinates: Tensor) -> float:
-    """At least the stretch of every step in a batch, from one norm; infinite for a step that is not finite.
+    """Return a bound on the stretch of every step in a batch, from one norm; infinite for a step that is not finite.
 
     The norm of all coordinates is no less than the geodesic length of each step, except that the factors of a Kronecker
     product have lengths of their own, which add up to at most sqrt(2) times it.
@@ -39,7 +39,7 @@ def greatest_length(coordinates: Tensor) -> float:
 
 
 def bounded_share(group: Group, parameter: Tensor, radius: float) -> Tensor:
-    """By what each step of a batch must be multiplied so that its stretch is at most the radius."""
+    """Return the factors that cut the steps of a batch to stretches of at most the radius."""
     return (radius / group.stretch(group.unpack(parameter))).clamp(max=1)  # a zero step: inf, clamped
 
 
@@ -64,7 +64,7 @@ def _linear_part(group: Group, a: Element) -> tuple[Group, Element]:
 
 
 def nearness(group: Group, a: Element) -> Tensor:
-    """How near a factor is to what its precision cannot hold, of the batch shape: 1 is too near.
+    """Return how near a factor is to what its precision cannot hold, of the batch shape: 1 is too near.
 
     It is the logarithm of the condition number as a share of the largest one, or that of the largest or least singular
     value, if more; all estimated by the power method.
@@ -91,7 +91,7 @@ def nearness(group: Group, a: Element) -> Tensor:
 
 @functools.cache
 def _room(dtype: torch.dtype) -> float:
-    """The logarithm of the largest condition number; zero for half precision, which cannot hold any of use."""
+    """Return the logarithm of the largest condition number; zero for half precision, which cannot hold any of use."""
     return 0.0 if dtype in HALF else math.log(CONDITION / torch.finfo(dtype).eps)
 
 
@@ -114,7 +114,7 @@ class ConditionGuard:
         self._frame, self._version, self._near, self._room = frame, version, near, _room(frame.dtype)
 
     def allows(self, length: float) -> bool:
-        """To be called before a fold: whether a step of that length surely leads to where the precision can hold it."""
+        """Return, before a fold, whether a step of that length surely leads to where the precision can hold it."""
         frame: Tensor = self._point._buffers["frame"]  # type: ignore[assignment]  # quicker than an attribute
         version = frame._version
         if self._frame is not frame or self._version != version:  # the first step, or somebody else has moved it
@@ -128,13 +128,13 @@ class ConditionGuard:
         return self._near <= 1
 
     def copy(self) -> Tensor | None:
-        """The frame as it is, for :meth:`settle` after a step that is not surely allowed."""
+        """Return a copy of the frame for :meth:`settle`, after a step that is not surely allowed."""
         return self._point.frame.clone() if self._room else None
 
     def settle(self, before: Tensor) -> Tensor | None:
-        """To be called after a fold, with a copy from before: elements too near, and nearer than before, go back.
+        """Undo a fold for elements that are too near, and nearer than before it; ``before`` is a copy from then.
 
-        Where there are any, the answer tells which ones have moved; otherwise it is None.
+        Return which elements have moved if there are any of those, and otherwise None.
         """
         frame, group = self._point.frame, self._point.group
         new = nearness(group, group.unpack(frame))

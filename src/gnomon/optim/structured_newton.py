@@ -148,7 +148,10 @@ class StructuredNewton(Optimizer):
         return loss.detach()
 
     def _update(self, group: dict[str, Any], due: bool, gradients: dict[Tensor, Tensor]) -> dict[str, Tensor]:
-        """The new velocity of the parameters, and the preconditioner's momentum and frame; nothing is changed yet."""
+        """Return the new velocity of the parameters, and the preconditioner's momentum and frame.
+
+        Nothing is changed yet.
+        """
         chart, params = self._chart(group), group["params"]
         structure = chart.group
         gradient = torch.cat([gradients[p].detach().flatten() for p in params])
@@ -226,20 +229,20 @@ class StructuredNewton(Optimizer):
 
     # ------------------------------------------------------------------ the preconditioner
     def _start(self, structure: Group, hessian: SymmetricOperator, init: float | None, like: Tensor) -> Element:
-        """``S = init I`` in either form."""
+        """Return the factor of ``S = init I`` in either form."""
         size = init or hessian.diagonal().square().mean().sqrt().item() or 1.0
         root = size**-0.5 if self.form == "A" else size**0.5
         diagonal = torch.full_like(like, root)
         return structure.start(diagonal) if isinstance(structure, LowRank) else structure.from_diagonal(diagonal)
 
     def _precondition(self, structure: Group, frame: Element, gradient: Tensor) -> Tensor:
-        """``S^-1 g``."""
+        """Return ``S^-1 g``."""
         if self.form == "A":
             return structure.matvec(frame, structure.rmatvec(frame, gradient))
         return structure.rsolve(frame, structure.solve(frame, gradient))
 
     def _tangent(self, structure: Group, frame: Element, hessian: SymmetricOperator, size: float) -> Element:
-        """``size D.<E, M - I>``: the gradient in the preconditioner's coordinates, ``size`` times."""
+        """Return ``size D.<E, M - I>``, the gradient in the preconditioner's coordinates, ``size`` times."""
         if isinstance(structure, LowRank):
             return times(size, structure.newton_gradient(frame, hessian))
         identity = structure.identity_like(frame)
@@ -257,15 +260,16 @@ class StructuredNewton(Optimizer):
 
 
 def _split(flat: Tensor, params: list[Tensor]) -> list[Tensor]:
-    """A flat vector, or rows of them, in the shapes of the parameters."""
+    """Return a flat vector, or rows of them, in the shapes of the parameters."""
     parts = flat.split([p.numel() for p in params], -1)
     return [part.reshape(*flat.shape[:-1], *p.shape) for part, p in zip(parts, params, strict=True)]
 
 
 def _stable_rate(gradient: Tensor, natural: Tensor, hessian: SymmetricOperator, group: dict[str, Any]) -> Tensor:
-    """``lr``, or less, so that heavy ball along ``u = S^-1 g`` is stable: ``lr u^T H u <= 2 (1 + momentum) g^T u``.
+    """Return ``lr``, or less, so that heavy ball along ``u = S^-1 g`` is stable.
 
-    This binds where the curvature has grown faster than S has followed.
+    It is if ``lr u^T H u <= 2 (1 + momentum) g^T u``. This binds where the curvature has grown faster than S has
+    followed.
     """
     lr = torch.as_tensor(group["lr"], dtype=natural.dtype, device=natural.device)
     curvature = natural @ hessian.apply(natural.unsqueeze(0)).squeeze(0)

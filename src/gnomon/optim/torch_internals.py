@@ -39,35 +39,35 @@ outside_of_graphs = _disable_dynamo
 
 
 def hides_forward_pass(wrapper: nn.parallel.DistributedDataParallel) -> bool:
-    """Whether a wrapper does not announce its forward passes, as under ``torch.compile``."""
+    """Return whether a wrapper does not announce its forward passes, as under ``torch.compile``."""
     return wrapper._use_python_reducer
 
 
 def timeout_of(group: dist.ProcessGroup) -> timedelta | None:
-    """How long the ranks of a group wait for each other."""
+    """Return how long the ranks of a group wait for each other."""
     backend = group._get_backend(group._device_types[0])
     return getattr(getattr(backend, "options", None), "_timeout", None)
 
 
 def loss_scale(scaler: torch.amp.GradScaler) -> Tensor | None:
-    """The factor of a ``GradScaler``; None before the first loss, and where the scaler is off."""
+    """Return the factor of a ``GradScaler``; None before the first loss, and where the scaler is off."""
     return getattr(scaler, "_scale", None)
 
 
 def convolution_padding(module: Any) -> list[int]:
-    """The amounts of padding as ``torch.nn.functional.pad`` takes them, with ``padding="same"`` resolved."""
+    """Return the amounts of padding as ``torch.nn.functional.pad`` takes them, with ``padding="same"`` resolved."""
     return module._reversed_padding_repeated_twice
 
 
 def is_dispatch_watched() -> bool:
-    """Whether a mode sees each operation, as ``FlopCounterMode`` does; torch then compiles nothing."""
+    """Return whether a mode sees each operation, as ``FlopCounterMode`` does; torch then compiles nothing."""
     from torch.utils._python_dispatch import _get_current_dispatch_mode
 
     return _get_current_dispatch_mode() is not None
 
 
 def own_attributes(optimizer: Optimizer) -> dict[str, Any]:
-    """The private attributes of an optimizer that are not torch's own."""
+    """Return the private attributes of an optimizer that are not torch's own."""
     mine = {k: v for k, v in vars(optimizer).items() if k.startswith("_")}
     return {k: v for k, v in mine.items() if not k.startswith(OPTIMIZER_ATTRIBUTES)}
 

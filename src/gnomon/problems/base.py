@@ -29,11 +29,11 @@ class Problem(ABC):
 
     @abstractmethod
     def start(self) -> nn.Module | nn.Parameter:
-        """Where to start from."""
+        """Return the point to start from."""
 
     @abstractmethod
     def __call__(self, point: Any) -> Tensor:
-        """The loss."""
+        """Return the loss."""
 
 
 class SPDProblem(Problem):
@@ -46,20 +46,20 @@ class SPDProblem(Problem):
         self.k, self.dtype, self.device = like.shape[-1], like.dtype, like.device
 
     def start(self, structure: Group | None = None) -> SPD:
-        """The identity: full, or with a factor in the given group."""
+        """Return the identity on the full manifold, or with a factor in the given group."""
         return SPD(self.k if structure is None else structure, dtype=self.dtype, device=self.device)
 
     @abstractmethod
     def __call__(self, point: Matrix) -> Tensor:
-        """The loss."""
+        """Return the loss."""
 
     @abstractmethod
     def gradient(self, S: Tensor) -> Tensor:
-        """The symmetric Euclidean gradient at a dense matrix, in closed form."""
+        """Return the symmetric Euclidean gradient at a dense matrix, in closed form."""
 
 
 def pick(data: Tensor, rows: Tensor | None) -> Tensor:
-    """A mini-batch: the rows with the given indices, or all of them."""
+    """Return a mini-batch, the rows with the given indices, or all rows."""
     return data if rows is None else data[rows]
 
 
@@ -68,5 +68,5 @@ def symmetric(matrix: Tensor) -> Tensor:
 
 
 def normal(*shape: int, dtype: torch.dtype = torch.float64, generator: torch.Generator | None = None) -> Tensor:
-    """Standard normal numbers, drawn in float64 so that a seed means the same data in every precision."""
+    """Return standard normal numbers, drawn in float64 so that a seed means the same data in every precision."""
     return torch.randn(*shape, dtype=torch.float64, generator=generator).to(dtype)

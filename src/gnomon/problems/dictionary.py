@@ -25,7 +25,7 @@ class Dictionary(nn.Module):
         return softplus(self.logits)
 
     def matrices(self, rows: Tensor | None = None) -> Tensor:
-        """``sum_i a_ji B_i`` for each j."""
+        """Return ``sum_i a_ji B_i`` for each j."""
         return combine(pick(self.codes, rows), self.atoms.matrix())
 
 
@@ -60,7 +60,7 @@ class DictionaryLearning(Problem):
         dtype: torch.dtype = torch.float64,
         generator: torch.Generator | None = None,
     ) -> DictionaryLearning:
-        """Combinations of random atoms with exponentially distributed codes."""
+        """Return a problem with combinations of random atoms with exponentially distributed codes."""
         truth = torch.stack([random_spd(k, 10.0, generator=generator) for _ in range(atoms)])
         codes = 0.1 - torch.rand(samples, atoms, dtype=torch.float64, generator=generator).log()
         problem = cls(combine(codes, truth).to(dtype), atoms, penalty)
@@ -69,7 +69,7 @@ class DictionaryLearning(Problem):
         return problem
 
     def start(self) -> Dictionary:
-        """Atoms from among the data, and equal codes."""
+        """Return atoms from among the data, and equal codes."""
         count = self.atoms
         chosen = torch.linspace(0, len(self.X) - 1, count).round().long().to(self.X.device)
         size = self.X.shape[-1]
@@ -77,12 +77,15 @@ class DictionaryLearning(Problem):
         return Dictionary(atoms, self.X.new_full((len(self.X), count), 1 / count))
 
     def __call__(self, point: Dictionary, rows: Tensor | None = None) -> Tensor:
-        """The loss on all matrices, or on the mini-batch of those with the given indices."""
+        """Return the loss on all matrices, or on the mini-batch of those with the given indices."""
         fit = 0.5 * riemannian.distance(pick(self.X, rows), point.matrices(rows)).square()
         return (fit + self.penalty * pick(point.codes, rows).sum(-1)).mean()
 
     def gradient(self, atoms: Tensor, codes: Tensor) -> tuple[Tensor, Tensor]:
-        """In the atoms and the codes, from that of half a squared distance, ``-P^-1 log(X P^-1)`` at P."""
+        """Return the gradients in the atoms and the codes.
+
+        They come from that of half a squared distance, ``-P^-1 log(X P^-1)`` at P.
+        """
         P = combine(codes, atoms)
         inverse = torch.linalg.inv(P)
         toward = riemannian.log(P, self.X)

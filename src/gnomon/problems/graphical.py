@@ -37,7 +37,10 @@ class GraphicalModel(SPDProblem):
         dtype: torch.dtype = torch.float64,
         generator: torch.Generator | None = None,
     ) -> GraphicalModel:
-        """Data (20 k samples unless given) whose precision couples each variable to the next ``neighbours``."""
+        """Return a problem whose precision couples each variable to the next ``neighbours``.
+
+        It has 20 k samples unless their number is given.
+        """
         if not 0 <= neighbours < k:
             raise ValueError(f"neighbours must be at least 0 and below k = {k}, got {neighbours!r}")
         truth = torch.eye(k, dtype=torch.float64)
@@ -51,16 +54,16 @@ class GraphicalModel(SPDProblem):
         return problem
 
     def __call__(self, point: Matrix) -> Tensor:
-        """The loss."""
+        """Return the loss."""
         S = point.matrix()
         absolute = (S.square() + self.smoothing**2).sqrt() - self.smoothing
         return (self.C * S + self.penalty * self._off_diagonal * absolute).sum() - point.logdet()
 
     def gradient(self, S: Tensor) -> Tensor:
-        """``C - S^-1 + lambda S / sqrt(S^2 + e^2)`` off the diagonal, ``C - S^-1`` on it."""
+        """Return ``C - S^-1 + lambda S / sqrt(S^2 + e^2)`` off the diagonal, ``C - S^-1`` on it."""
         sign = S / (S.square() + self.smoothing**2).sqrt()
         return self.C - torch.linalg.inv(S) + self.penalty * self._off_diagonal * sign
 
     def edges(self, S: Tensor) -> Tensor:
-        """Which pairs are coupled: entries that the penalty has not pressed into the smoothed kink."""
+        """Return which pairs are coupled: entries that the penalty has not pressed into the smoothed kink."""
         return (S.abs() > 10 * self.smoothing) & self._off_diagonal.bool()

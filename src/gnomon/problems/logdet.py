@@ -34,13 +34,13 @@ class LogDet(SPDProblem):
         dtype: torch.dtype = torch.float64,
         generator: torch.Generator | None = None,
     ) -> LogDet:
-        """With a random C of the given condition number."""
+        """Return a problem with a random C of the given condition number."""
         return cls(random_spd(k, condition, dtype=dtype, generator=generator))
 
     def __call__(self, point: Matrix) -> Tensor:
-        """The loss; the determinant's gradient costs nothing at a point's origin."""
+        """Return the loss; the determinant's gradient costs nothing at a point's origin."""
         return (self.C * point.matrix()).sum() - point.logdet()
 
     def gradient(self, S: Tensor) -> Tensor:
-        """``C - S^-1``."""
+        """Return ``C - S^-1``."""
         return self.C - torch.linalg.inv(S)

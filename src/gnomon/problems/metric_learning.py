@@ -37,7 +37,7 @@ class MetricLearning(SPDProblem):
         dtype: torch.dtype = torch.float64,
         generator: torch.Generator | None = None,
     ) -> MetricLearning:
-        """Pairs of points of ``classes`` clusters that share one elongated shape."""
+        """Return a problem with pairs of points of ``classes`` clusters that share one elongated shape."""
         if classes < 2:
             raise ValueError(f"classes must be at least 2, or there are no dissimilar pairs, got {classes!r}")
         centers = 3 * normal(classes, k, dtype=dtype, generator=generator)
@@ -52,7 +52,7 @@ class MetricLearning(SPDProblem):
     def from_labels(
         cls, X: Tensor, labels: Tensor, pairs: int = 1000, *, generator: torch.Generator | None = None
     ) -> MetricLearning:
-        """Random pairs of labelled rows: similar if the labels agree."""
+        """Return a problem with random pairs of labelled rows, which are similar if the labels agree."""
         i, j = torch.randint(len(X), (2, 50 * pairs), generator=generator).to(labels.device)
         same, distinct = labels[i] == labels[j], i != j
         chosen = [torch.nonzero(mask & distinct).flatten()[:pairs] for mask in (same, ~same)]
@@ -65,11 +65,11 @@ class MetricLearning(SPDProblem):
         return cls(similar, dissimilar)
 
     def __call__(self, point: Matrix, rows: Tensor | None = None) -> Tensor:
-        """The loss on all pairs, or on a mini-batch of both kinds."""
+        """Return the loss on all pairs, or on a mini-batch of both kinds."""
         near, far = pick(self.similar, rows), pick(self.dissimilar, rows)
         return point.quad(near).mean() + point.inv_quad(far).mean()
 
     def gradient(self, S: Tensor) -> Tensor:
-        """``U - S^-1 V S^-1``."""
+        """Return ``U - S^-1 V S^-1``."""
         inverse = torch.linalg.inv(S)
         return self._u - inverse @ self._v @ inverse

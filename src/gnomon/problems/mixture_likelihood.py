@@ -27,28 +27,29 @@ class Mixture(nn.Module):
         return self.logits.softmax(-1)
 
     def log_densities(self, x: Tensor) -> Tensor:
-        """Of each row under each component, without the weights."""
+        """Return the log-density of each row under each component, without the weights."""
         if isinstance(self.components, Gaussian):
             return self.components.log_prob(x.unsqueeze(-2))
         return augmented_log_density(self.components, x)  # type: ignore[arg-type]
 
 
 def augment(x: Tensor) -> Tensor:
-    """``y = (x, 1)``."""
+    """Return ``y = (x, 1)``."""
     return torch.cat([x, torch.ones_like(x[..., :1])], -1)
 
 
 def augmented_log_density(components: Matrix, x: Tensor) -> Tensor:
-    """``log( sqrt(2 pi) e^(1/2) N(y | 0, S) )`` for ``y = (x, 1)`` and each S of a batch (Hosseini and Sra 2015).
+    """Return ``log( sqrt(2 pi) e^(1/2) N(y | 0, S) )`` for ``y = (x, 1)`` and each S of a batch.
 
-    Where ``S = [[Sigma + mu mu^T, mu], [mu^T, 1]]`` it is ``log N(x | mu, Sigma)``.
+    The augmentation is that of Hosseini and Sra (2015). Where ``S = [[Sigma + mu mu^T, mu], [mu^T, 1]]`` it is ``log
+    N(x | mu, Sigma)``.
     """
     y = augment(x).unsqueeze(-2)
     return -0.5 * (components.inv_quad(y) - 1 + components.logdet() + x.shape[-1] * _LOG_2PI)
 
 
 def embed(mean: Tensor, covariance: Tensor) -> Tensor:
-    """The augmented matrix of a Gaussian (Sec. sngd_special)."""
+    """Return the augmented matrix of a Gaussian (Sec. sngd_special)."""
     mean = mean.unsqueeze(-1)
     top = torch.cat([covariance + mean @ mean.mT, mean], -1)
     return torch.cat([top, torch.cat([mean.mT, torch.ones_like(mean[..., :1, :])], -1)], -2)
@@ -80,7 +81,10 @@ class MixtureLikelihood(Problem):
         dtype: torch.dtype = torch.float64,
         generator: torch.Generator | None = None,
     ) -> MixtureLikelihood:
-        """Equal shares of Gaussians whose means are ``separation`` times the typical width apart; a random start."""
+        """Return a problem with equal shares of Gaussians, and a random start.
+
+        The means are ``separation`` times the typical width apart.
+        """
         covariances = torch.stack([random_spd(d, condition, generator=generator) for _ in range(components)])
         width = covariances.diagonal(dim1=-2, dim2=-1).sum(-1).mean().sqrt()
         means = separation * width / (2 * d) ** 0.5 * normal(components, d, generator=generator)
@@ -96,26 +100,26 @@ class MixtureLikelihood(Problem):
         return Mixture(points, self.X.new_zeros(self.components))
 
     def start(self) -> Mixture:
-        """On the Gaussian submanifold: spread-out means, the covariance of all data, equal weights."""
+        """Return the start on the Gaussian submanifold: spread-out means, the covariance of all data, equal weights."""
         options = {"form": "precision", "init": self._covariance(), "batch_shape": (self.components,)}
         return self._mixture(Gaussian(self.X.shape[-1], loc=self.means, **options))  # type: ignore[arg-type]
 
     def embedded_start(self) -> Tensor:
-        """The same start as augmented matrices."""
+        """Return the same start as augmented matrices."""
         return embed(self.means, self._covariance().expand(self.components, -1, -1))
 
     def ambient(self) -> Mixture:
-        """The same start on the full manifold."""
+        """Return the same start on the full manifold."""
         init = self.embedded_start()
         return self._mixture(SPD(init.shape[-1], factor="inverse", init=init, batch_shape=(self.components,)))
 
     def __call__(self, point: Mixture, rows: Tensor | None = None) -> Tensor:
-        """The loss on all rows of X, or on the mini-batch of those with the given indices."""
+        """Return the loss on all rows of X, or on the mini-batch of those with the given indices."""
         log_joint = point.log_densities(pick(self.X, rows)) + point.logits.log_softmax(-1)
         return -log_joint.logsumexp(-1).mean()
 
     def gradient(self, S: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """In the augmented matrices and the logits, from the responsibilities r::
+        """Return the gradients in the augmented matrices and the logits, from the responsibilities r::
 
         dl/dS_j = 1/(2N) sum_i r_ij (S_j^-1 - S_j^-1 y_i y_i^T S_j^-1),    dl/da_j = w_j - 1/N sum_i r_ij
         """
@@ -129,7 +133,10 @@ class MixtureLikelihood(Problem):
 
 
 def spread(X: Tensor, count: int, generator: torch.Generator | None = None) -> Tensor:
-    """Rows far from each other: each drawn with probability proportional to its squared distance to those before."""
+    """Return rows far from each other.
+
+    Each is drawn with probability proportional to its squared distance to those before.
+    """
     generator = generator or torch.Generator().manual_seed(0)
     chosen = [int(torch.randint(len(X), (), generator=generator))]
     while len(chosen) < count:

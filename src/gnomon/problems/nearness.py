@@ -40,12 +40,15 @@ class MetricNearness(SPDProblem):
         dtype: torch.dtype = torch.float64,
         generator: torch.Generator | None = None,
     ) -> MetricNearness:
-        """With a random Q of the given condition number and ``samples`` (10 k unless given) normal vectors."""
+        """Return a problem with a random Q of the given condition number and normal vectors.
+
+        There are 10 k vectors unless ``samples`` says how many.
+        """
         Q = random_spd(k, condition, dtype=dtype, generator=generator)
         return cls(Q, normal(samples or 10 * k, k, dtype=dtype, generator=generator))
 
     def __call__(self, point: Matrix, rows: Tensor | None = None) -> Tensor:
-        """The loss on all vectors, or on the mini-batch of those with the given indices."""
+        """Return the loss on all vectors, or on the mini-batch of those with the given indices."""
         S = point.matrix()
         if rows is None:
             return 0.5 * (S @ self._QL - self._L).square().sum()
@@ -53,5 +56,5 @@ class MetricNearness(SPDProblem):
         return 0.5 * (x @ self.Q @ S - x).square().sum(-1).mean()
 
     def gradient(self, S: Tensor) -> Tensor:
-        """The symmetric part of ``(S Q - I) M Q`` with ``M = 1/N sum_i x_i x_i^T``."""
+        """Return the symmetric part of ``(S Q - I) M Q`` with ``M = 1/N sum_i x_i x_i^T``."""
         return symmetric((S @ self._QL - self._L) @ self._QL.mT)

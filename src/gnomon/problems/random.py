@@ -13,7 +13,7 @@ def random_spd(
     dtype: torch.dtype = torch.float64,
     generator: torch.Generator | None = None,
 ) -> Tensor:
-    """An SPD matrix with random eigenvectors and logarithmically spaced eigenvalues 1 ... ``condition``."""
+    """Return an SPD matrix with random eigenvectors and logarithmically spaced eigenvalues 1 ... ``condition``."""
     if not condition >= 1:
         raise ValueError(f"condition must be at least 1, got {condition!r}")
     basis, _ = torch.linalg.qr(torch.randn(k, k, dtype=torch.float64, generator=generator))

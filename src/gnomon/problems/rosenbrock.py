@@ -37,20 +37,20 @@ class Rosenbrock(Problem):
         self.minimizer = torch.ones(d, dtype=dtype, device=device)
 
     def start(self) -> nn.Parameter:
-        """The classical start: -1.2, 1, -1.2, 1, ..."""
+        """Return the classical start: -1.2, 1, -1.2, 1, ..."""
         x = self.minimizer.clone()
         x[::2] = -1.2
         return nn.Parameter(x)
 
     def __call__(self, point: Tensor) -> Tensor:
-        """The function's value."""
+        """Return the function's value."""
         x, y = point[:-1], point[1:]
         if self.form == "mild":
             return (100 * (y - x).square() + (x - 1).square()).sum() / self.d
         return (100 * (y - x * x).square() + (1 - x).square()).sum()
 
     def gradient(self, point: Tensor) -> Tensor:
-        """The gradient."""
+        """Return the gradient."""
         x, y = point[:-1], point[1:]
         result = torch.zeros_like(point)
         if self.form == "mild":
@@ -62,7 +62,7 @@ class Rosenbrock(Problem):
         return result
 
     def hessian_diagonal(self, point: Tensor) -> Tensor:
-        """The diagonal of the Hessian."""
+        """Return the diagonal of the Hessian."""
         x, y = point[:-1], point[1:]
         result = torch.zeros_like(point)
         if self.form == "mild":

@@ -111,7 +111,7 @@ def solve(
 
 
 def _framed(method: Optimizer, parameters: list[Tensor]) -> Optimizer:
-    """An optimizer that moves points, unless it does so already or there are none."""
+    """Return an optimizer that moves points, unless it does so already or there are none."""
     points = any(point_of(p) is not None for p in parameters)
     return moving_frame(method) if points and not isinstance(method, LBFGS) and not is_framed(method) else method
 

@@ -37,7 +37,10 @@ class TraceRegression(SPDProblem):
         dtype: torch.dtype = torch.float64,
         generator: torch.Generator | None = None,
     ) -> TraceRegression:
-        """Measurements (k (k + 1) unless given) of a random matrix; without noise it is the minimizer."""
+        """Return a problem with measurements of a random matrix, which is the minimizer without noise.
+
+        There are k (k + 1) of them unless their number is given.
+        """
         truth = random_spd(k, condition, dtype=dtype, generator=generator)
         U = normal(samples or k * (k + 1), rank, k, dtype=dtype, generator=generator) / (rank * k) ** 0.5
         exact = (U @ truth * U).sum((-2, -1))
@@ -47,11 +50,11 @@ class TraceRegression(SPDProblem):
         return problem
 
     def __call__(self, point: Matrix, rows: Tensor | None = None) -> Tensor:
-        """The loss on all measurements, or on the mini-batch of those with the given indices."""
+        """Return the loss on all measurements, or on the mini-batch of those with the given indices."""
         residual = point.quad(pick(self.U, rows)).sum(-1) - pick(self.y, rows)
         return 0.5 * residual.square().mean()
 
     def gradient(self, S: Tensor) -> Tensor:
-        """``1/N sum_i (<X_i, S> - y_i) X_i``."""
+        """Return ``1/N sum_i (<X_i, S> - y_i) X_i``."""
         residual = (self.U @ S * self.U).sum((-2, -1)) - self.y
         return torch.einsum("n,nri,nrj->ij", residual, self.U, self.U) / len(self.U)

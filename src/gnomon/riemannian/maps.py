@@ -68,7 +68,7 @@ def _exp(matrix: Tensor) -> Tensor:
 
 
 def _is_narrow(values: Tensor) -> bool:
-    """Whether rounding beside the largest of the ascending eigenvalues leaves enough digits of the smallest."""
+    """Return whether rounding beside the largest of the ascending eigenvalues leaves enough digits of the smallest."""
     return bool((values[..., 0] > torch.finfo(values.dtype).eps ** (1 / 3) * values[..., -1]).all())
 
 
@@ -88,7 +88,7 @@ class _Ratio:
 
     @staticmethod
     def _accurate_spectrum(a: Tensor, f: Tensor) -> tuple[Tensor, Tensor]:
-        """Eigenvalues in ascending order, and eigenvectors."""
+        """Return eigenvalues in ascending order, and eigenvectors."""
         u, s, _ = torch.linalg.svd(torch.linalg.solve_triangular(a, f, upper=False))
         _, r, v_h = torch.linalg.svd(torch.linalg.solve_triangular(f, a, upper=False))
         values, vectors = s.flip(-1).square(), u.flip(-1)
@@ -122,28 +122,29 @@ def _cholesky(name: str, tau: Tensor) -> Tensor:
 
 
 def _check_sizes(**matrices: Tensor) -> None:
-    """The matrices of one call must be of one size."""
+    """Raise an error unless the matrices of one call are of one size."""
     sizes = {name: tuple(m.shape[-2:]) for name, m in matrices.items()}
     if len(set(sizes.values())) > 1:
         raise ValueError(f"matrices of different sizes: {', '.join(f'{n} is {s}' for n, s in sizes.items())}")
 
 
 def _whiten(factor: Tensor, matrix: Tensor) -> Tensor:
-    """``L^-1 M L^-T``, symmetrized."""
+    """Return ``L^-1 M L^-T``, symmetrized."""
     half = torch.linalg.solve_triangular(factor, matrix, upper=False)
     return _sym(torch.linalg.solve_triangular(factor, half.mT, upper=False))
 
 
 def _color(factor: Tensor, matrix: Tensor) -> Tensor:
-    """``L M L^T``, symmetrized."""
+    """Return ``L M L^T``, symmetrized."""
     return _sym(factor @ matrix @ factor.mT)
 
 
 @_takes_arrays
 def exp(tau: Tensor, v: Tensor) -> Tensor:
-    """``tau^(1/2) Exp(tau^(-1/2) v tau^(-1/2)) tau^(1/2)``: the end of the geodesic from tau along v (Table spd_table).
+    """Return the end of the geodesic from tau along v (Table spd_table).
 
-    With ``v = tau^(1/2) eta tau^(1/2)``, eta are standard normal coordinates (Eqs. standard_normal_coord and orth_exp).
+    It is ``tau^(1/2) Exp(tau^(-1/2) v tau^(-1/2)) tau^(1/2)``. With ``v = tau^(1/2) eta tau^(1/2)``, eta are standard
+    normal coordinates (Eqs. standard_normal_coord and orth_exp).
     """
     _check_sizes(tau=tau, v=v)
     factor = _cholesky("tau", tau)
@@ -152,7 +153,7 @@ def exp(tau: Tensor, v: Tensor) -> Tensor:
 
 @_takes_arrays
 def log(tau: Tensor, other: Tensor) -> Tensor:
-    """The tangent vector at tau that points to ``other``: the inverse of :func:`exp`."""
+    """Return the tangent vector at tau that points to ``other``: the inverse of :func:`exp`."""
     _check_sizes(tau=tau, other=other)
     factor = _cholesky("tau", tau)
     return _color(factor, _ratio(factor, "other", other).log())
@@ -160,7 +161,7 @@ def log(tau: Tensor, other: Tensor) -> Tensor:
 
 @_takes_arrays
 def inner(tau: Tensor, u: Tensor, v: Tensor) -> Tensor:
-    """``tr(tau^-1 u tau^-1 v)``, twice the Fisher-Rao metric of N(0, tau) (Eq. affinemetric)."""
+    """Return ``tr(tau^-1 u tau^-1 v)``, twice the Fisher-Rao metric of N(0, tau) (Eq. affinemetric)."""
     _check_sizes(tau=tau, u=u, v=v)
     factor = _cholesky("tau", tau)
     return (_whiten(factor, u) * _whiten(factor, v)).sum((-2, -1))
@@ -168,14 +169,14 @@ def inner(tau: Tensor, u: Tensor, v: Tensor) -> Tensor:
 
 @_takes_arrays
 def norm(tau: Tensor, v: Tensor) -> Tensor:
-    """The length of a tangent vector; the zero vector has the zero subgradient."""
+    """Return the length of a tangent vector; the zero vector has the zero subgradient."""
     _check_sizes(tau=tau, v=v)
     return torch.linalg.matrix_norm(_whiten(_cholesky("tau", tau), v))
 
 
 @_takes_arrays
 def distance(a: Tensor, b: Tensor) -> Tensor:
-    """``|| log(eigenvalues of a^-1 b) ||``: the geodesic distance, with zero subgradient at ``a = b``."""
+    """Return ``|| log(eigenvalues of a^-1 b) ||``: the geodesic distance, with zero subgradient at ``a = b``."""
     _check_sizes(a=a, b=b)
     factor, other = _cholesky("a", a), _cholesky("b", b)
     values = torch.linalg.eigvalsh(_whiten(factor, b))
@@ -190,7 +191,7 @@ def distance(a: Tensor, b: Tensor) -> Tensor:
 
 @_takes_arrays
 def geodesic(a: Tensor, b: Tensor, t: Tensor | float) -> Tensor:
-    """The point at fraction t of the way from a to b; t broadcasts with the batch dimensions."""
+    """Return the point at fraction t of the way from a to b; t broadcasts with the batch dimensions."""
     _check_sizes(a=a, b=b)
     factor = _cholesky("a", a)
     fraction = torch.as_tensor(t, dtype=a.dtype, device=a.device)
@@ -198,7 +199,7 @@ def geodesic(a: Tensor, b: Tensor, t: Tensor | float) -> Tensor:
 
 
 def _transport_factor(start: Tensor, end: Tensor) -> Tensor:
-    """``E = (end start^-1)^(1/2)``."""
+    """Return ``E = (end start^-1)^(1/2)``."""
     factor = _cholesky("start", start)
     half = factor @ _ratio(factor, "end", end).sqrt()
     return torch.linalg.solve_triangular(factor, half, upper=False, left=False)
@@ -206,7 +207,7 @@ def _transport_factor(start: Tensor, end: Tensor) -> Tensor:
 
 @_takes_arrays
 def transport(start: Tensor, end: Tensor, v: Tensor) -> Tensor:
-    """``E v E^T`` with ``E = (end start^-1)^(1/2)``: Riemannian parallel transport of a tangent vector.
+    """Return ``E v E^T`` with ``E = (end start^-1)^(1/2)``: Riemannian parallel transport of a tangent vector.
 
     It solves Eq. parallel_trans_riem along the geodesic.
     """
@@ -216,7 +217,7 @@ def transport(start: Tensor, end: Tensor, v: Tensor) -> Tensor:
 
 @_takes_arrays
 def euclidean_transport(start: Tensor, end: Tensor, g: Tensor) -> Tensor:
-    """``H g H^T`` with ``H = end^-1 E start``: parallel transport of a Euclidean gradient.
+    """Return ``H g H^T`` with ``H = end^-1 E start``: parallel transport of a Euclidean gradient.
 
     ``transport(F^-1 g) = F(end)^-1 euclidean_transport(g)`` with ``F(tau)^-1 g = tau g tau``
     (Eq. equ_trans_maps). It solves Eq. parallel_trans_eucl along the geodesic, and is the transport of Eq. rgd_mom_eg.
@@ -228,7 +229,7 @@ def euclidean_transport(start: Tensor, end: Tensor, g: Tensor) -> Tensor:
 
 @_takes_arrays
 def mean(points: Tensor, weights: Tensor | None = None, *, tol: float | None = None, max_iter: int = 100) -> Tensor:
-    """The Karcher mean over the first dimension: the minimizer of ``sum_i w_i distance(x, points_i)^2``.
+    """Return the Karcher mean over the first dimension: the minimizer of ``sum_i w_i distance(x, points_i)^2``.
 
     The step is the mean of the logarithms, halved whenever it has grown (widely spread points overshoot). The
     iteration ends when the geodesic length of the step is below ``tol``, or, with the default ``tol``, when rounding

@@ -23,7 +23,7 @@ def eye(group: Group, device: Device) -> Tensor:
 
 
 def check_representation(group: Group, device: Device = "cpu") -> None:
-    """``to_dense``, ``apply`` and ``mul`` agree; two of them outvote the third."""
+    """Check that ``to_dense``, ``apply`` and ``mul`` agree; two of them outvote the third."""
     a, b = (random_blocks(group, (), device) for _ in range(2))
     x = torch.randn(3, group.k, dtype=torch.float64, device=device)
     for member in ("mul", "apply", "to_dense"):
@@ -44,7 +44,7 @@ def check_representation(group: Group, device: Device = "cpu") -> None:
 
 
 def check_identity(group: Group, device: Device = "cpu") -> None:
-    """The neutral element, of any batch shape and dtype."""
+    """Check the neutral element, of any batch shape and dtype."""
     one = eye(group, device)
     close(group, "from_dense", group.to_dense(group.from_dense(one)), one, what="from_dense(I)")
     ones = torch.ones(group.k, dtype=torch.float64, device=device)
@@ -60,7 +60,7 @@ def check_identity(group: Group, device: Device = "cpu") -> None:
 
 
 def check_projections(group: Group, device: Device = "cpu") -> None:
-    """The projection of dense matrices, and of diagonal ones."""
+    """Check the projection of dense matrices, and of diagonal ones."""
     one = eye(group, device)
     ones = torch.ones(group.k, dtype=torch.float64, device=device)
     a = near_identity(group, (), device)
@@ -82,7 +82,7 @@ def check_projections(group: Group, device: Device = "cpu") -> None:
 
 
 def check_inverses(group: Group, device: Device = "cpu") -> None:
-    """Inverses, determinants and the norm of an element."""
+    """Check inverses, determinants and the norm of an element."""
     a, b = near_identity(group, (), device), near_identity(group, (), device)
     A, B = group.to_dense(a), group.to_dense(b)
     x = torch.randn(3, group.k, dtype=torch.float64, device=device)
@@ -98,7 +98,10 @@ def check_inverses(group: Group, device: Device = "cpu") -> None:
 
 
 def check_linearity(group: Group, device: Device = "cpu") -> None:
-    """``is_algebra`` is true only of linear spaces of matrices, in which ``mul`` multiplies algebra elements too."""
+    """Check that ``is_algebra`` is true only of linear spaces of matrices.
+
+    In these ``mul`` multiplies algebra elements too.
+    """
     if group.is_algebra:
         n, m = random_algebra(group, device=device), random_algebra(group, device=device)
         N, M, both = (dense_algebra(group, e) for e in (n, m, group.mul(n, m)))
@@ -108,7 +111,7 @@ def check_linearity(group: Group, device: Device = "cpu") -> None:
 
 
 def check_covectors(group: Group, device: Device = "cpu") -> None:
-    """``restrict``, ``dual``, ``pullback`` and ``gram`` are adjoint to what they must be adjoint to; ``trace``."""
+    """Check ``trace``, and that ``restrict``, ``dual``, ``pullback`` and ``gram`` are the right adjoints."""
     a = near_identity(group, (), device)
     grad, m = random_blocks(group, (), device), random_algebra(group, device=device)
     x, y = torch.randn(2, 3, group.k, dtype=torch.float64, device=device).unbind()
@@ -136,7 +139,10 @@ def check_covectors(group: Group, device: Device = "cpu") -> None:
 
 # ---------------------------------------------------------------------- coordinates
 def check_coordinates(group: Group, device: Device = "cpu") -> None:
-    """``scale`` is orthonormal and its own adjoint, ``unscale`` undoes it, and there are ``dim`` coordinates."""
+    """Check that there are ``dim`` coordinates, and that ``scale`` is orthonormal.
+
+    ``scale`` is also its own adjoint, and ``unscale`` undoes it.
+    """
     units = group.unflatten(torch.eye(group.numel, dtype=torch.float64, device=device))
     count = 0
     for unit in pieces(group, units):
@@ -157,7 +163,7 @@ def check_coordinates(group: Group, device: Device = "cpu") -> None:
 
 
 def check_norms(group: Group, device: Device = "cpu") -> None:
-    """Lengths, the dual in the metric, and norms of algebra elements within their documented ranges."""
+    """Check lengths, the dual in the metric, and that norms of algebra elements are within their documented ranges."""
     half = torch.randn(3, group.k, dtype=torch.float64, device=device)
     wanted = tuple(2 * block for block in group.scale(group.scale(group.restrict(half, half))))
     dual = group.metric_dual(group.restrict(half, half))
@@ -184,7 +190,7 @@ def check_norms(group: Group, device: Device = "cpu") -> None:
 
 
 def check_stretch(group: Group, eta: Element) -> None:
-    """``stretch`` is at least ``||N + N^T||_2``, but for the mean of a Gaussian, and not far above it.
+    """Check that ``stretch`` is at least ``||N + N^T||_2``, but for the mean of a Gaussian, and not far above it.
 
     ``quick_stretch`` is about as large, or larger.
     """
@@ -200,7 +206,7 @@ def check_stretch(group: Group, eta: Element) -> None:
 
 # ---------------------------------------------------------------------- exponentials
 def check_exponentials(group: Group, device: Device = "cpu") -> None:
-    """``exp`` and its truncations, ``move`` and ``retract``."""
+    """Check ``exp`` and its truncations, ``move`` and ``retract``."""
     a, n = near_identity(group, (), device), random_algebra(group, device=device)
     A, N, one = group.to_dense(a), dense_algebra(group, n), eye(group, device)
     if group.has_matrix_exp:
@@ -223,7 +229,7 @@ def check_exponentials(group: Group, device: Device = "cpu") -> None:
 
 
 def slope(error: Callable[[float], float], sizes: tuple[float, float] = (0.08, 0.02)) -> float:
-    """The order of an error in the size of its argument; infinite where there is none to speak of."""
+    """Return the order of an error in the size of its argument; infinite where there is none to speak of."""
     large, small = (error(size) for size in sizes)
     if small <= 1e-13:
         return math.inf
@@ -231,7 +237,7 @@ def slope(error: Callable[[float], float], sizes: tuple[float, float] = (0.08, 0
 
 
 def check_truncation_order(group: Group, device: Device = "cpu") -> None:
-    """``exp`` at order p has an error of order p + 1, and derivative N at 0."""
+    """Check that ``exp`` at order p has an error of order p + 1, and derivative N at 0."""
     n = group.scale(random_coordinates(group, device))
     N = dense_algebra(group, n)
 
@@ -254,7 +260,7 @@ def check_truncation_order(group: Group, device: Device = "cpu") -> None:
 
 # ---------------------------------------------------------------------- factors, transposes, congruences
 def check_factor(group: Group, device: Device = "cpu") -> None:
-    """``A A^T = tau`` for tau on the submanifold, also in a batch; finite elsewhere."""
+    """Check that ``A A^T = tau`` on the submanifold, also in a batch, and that the factor is finite elsewhere."""
     dense, one = group.to_dense(near_identity(group, (), device)), eye(group, device)
     tau = dense @ dense.mT
     factor = group.to_dense(group.factor(tau))
@@ -268,7 +274,7 @@ def check_factor(group: Group, device: Device = "cpu") -> None:
 
 
 def check_transposes(group: Group, device: Device = "cpu") -> None:
-    """``A^T`` as an element of ``transposed``; covectors and coordinates are transposed alike."""
+    """Check ``A^T`` as an element of ``transposed``, and that covectors and coordinates are transposed alike."""
     turned, a = group.transposed, near_identity(group, (), device)
     A = group.to_dense(a)
     held = turned.to_dense(turned.from_dense(A.mT))
@@ -287,7 +293,7 @@ def check_transposes(group: Group, device: Device = "cpu") -> None:
 
 
 def check_congruence(group: Group, device: Device = "cpu") -> None:
-    """``<E_j, A^T H A>`` from products with H against the dense one, and how many products that takes."""
+    """Check ``<E_j, A^T H A>`` from products with H against the dense one, and how many products that takes."""
     a = near_identity(group, (), device)
     half = torch.randn(group.k, group.k, dtype=torch.float64, device=device)
     h, taken = half + half.mT, 0

@@ -20,7 +20,7 @@ def random_algebra(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Element:
-    """A random algebra element of Frobenius norm about ``size``, not symmetric."""
+    """Return a random algebra element of Frobenius norm about ``size``, not symmetric."""
     blocks = random_blocks(group, batch_shape, device)
     frozen = group.scale(group.unflatten(torch.ones(group.numel, dtype=torch.float64, device=device)))
     blocks = tuple(b * (f != 0) for b, f in zip(blocks, frozen, strict=True))
@@ -34,18 +34,21 @@ def random_element(
     dtype: torch.dtype = torch.float64,
     device: torch.device | str = "cpu",
 ) -> Element:
-    """A random, well-conditioned group element, not symmetric."""
+    """Return a random, well-conditioned group element, not symmetric."""
     n = random_algebra(group, batch_shape, size=0.5, device=device)
     return tuple(block.to(dtype) for block in group.exp(n))
 
 
 def random_blocks(group: Group, batch_shape: Sequence[int], device: torch.device | str) -> Element:
-    """Random numbers in the shapes of the blocks."""
+    """Return random numbers in the shapes of the blocks."""
     return tuple(torch.randn(*batch_shape, *s, dtype=torch.float64, device=device) for s in group.shapes)
 
 
 def near_identity(group: Group, batch_shape: Sequence[int] = (), device: torch.device | str = "cpu") -> Element:
-    """A random element that is not symmetric; it takes ``identity`` but not ``exp``, which may be what is wrong."""
+    """Return a random element that is not symmetric.
+
+    It takes ``identity`` but not ``exp``, which may be what is wrong.
+    """
     n = random_algebra(group, batch_shape, size=0.4, device=device)
     one = group.identity(batch_shape, dtype=torch.float64, device=device)
     return tuple(x + y for x, y in zip(one, n, strict=True))
@@ -56,18 +59,18 @@ def random_coordinates(group: Group, device: torch.device | str) -> Element:
 
 
 def dense_algebra(group: Group, n: Element) -> Tensor:
-    """The matrix of an algebra element: the derivative of ``to_dense`` at the identity, whatever the storage."""
+    """Return the matrix of an algebra element: the derivative of ``to_dense`` at the identity, whatever the storage."""
     one = group.identity_like(n)
     return jvp(lambda *blocks: group.to_dense(blocks), one, n)[1]
 
 
 def pair(group: Group, covector: Element, n: Element) -> Tensor:
-    """A covector's value for an algebra element."""
+    """Return a covector's value for an algebra element."""
     return torch.stack([(c * x).sum() for c, x in zip(covector, n, strict=True)]).sum()
 
 
 def pieces(group: Group, n: Element) -> list[Element]:
-    """n with all but one coordinate set zeroed, for each set."""
+    """Return n with all but one coordinate set zeroed, for each set."""
     return [
         tuple(b if i in blocks else torch.zeros_like(b) for i, b in enumerate(n)) for blocks in group.coordinate_sets
     ]

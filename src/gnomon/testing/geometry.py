@@ -14,7 +14,7 @@ from .verdict import close, require
 
 
 def _bases(group: Group, device: torch.device | str) -> list[Tensor]:
-    """Orthonormal bases, as columns, of the coordinates in each coordinate set."""
+    """Return orthonormal bases, as columns, of the coordinates in each coordinate set."""
     bases = []
     for unit in pieces(group, group.unflatten(torch.eye(group.numel, dtype=torch.float64, device=device))):
         projected = group.flatten(group.unscale(group.scale(unit)))
@@ -36,7 +36,7 @@ class _SubChart:
         return self.chart.matrix(self.factor(c))
 
     def tangents(self, c: Tensor) -> Tensor:
-        """Columns: the derivative of vec(tau) along each coordinate."""
+        """Return the derivatives of vec(tau) along each coordinate, as columns."""
         return jacfwd(self.tau)(c).flatten(0, 1)
 
     def metric(self, c: Tensor) -> Tensor:
@@ -46,7 +46,7 @@ class _SubChart:
         return torch.einsum("aij,bji->ab", whitened, whitened)
 
     def transport_rate(self, c: Tensor, velocity: Tensor) -> Tensor:
-        """The matrix R of ``dw/dt = R w`` for a covector along a curve with this velocity.
+        """Return the matrix R of ``dw/dt = R w`` for a covector along a curve with this velocity.
 
         This is Eq. parallel_trans_eucl, with the Christoffel symbols of Eq. chris_1st.
         """
@@ -56,7 +56,7 @@ class _SubChart:
 
 
 def check_metric(group: Group, form: Form, device: torch.device | str = "cpu") -> None:
-    """The metric ``tr(tau^-1 u tau^-1 v)`` is the identity at the origin, wherever the frame is."""
+    """Check that the metric ``tr(tau^-1 u tau^-1 v)`` is the identity at the origin, wherever the frame is."""
     chart = Chart(group, form)
     a = near_identity(group, (), device)
     for basis in _bases(group, device):
@@ -67,7 +67,10 @@ def check_metric(group: Group, form: Form, device: torch.device | str = "cpu") -
 
 
 def check_pullback(group: Group, form: Form, device: torch.device | str = "cpu") -> None:
-    """``Chart.pullback`` is the gradient of ``f(A(eta))`` at 0, and ``logdet_gradient`` that of ``log det tau``."""
+    """Check ``Chart.pullback`` and ``Chart.logdet_gradient``.
+
+    They are the gradients of ``f(A(eta))`` and of ``log det tau`` at 0.
+    """
     chart = Chart(group, form)
     a = near_identity(group, (), device)
     grad = random_algebra(group, device=device)
@@ -83,7 +86,7 @@ def check_pullback(group: Group, form: Form, device: torch.device | str = "cpu")
 
 
 def check_transport_order(group: Group, form: Form, device: torch.device | str = "cpu") -> None:
-    """The corrected transport of a vector as long as the step is right to third order.
+    """Check that the corrected transport of a vector as long as the step is right to third order.
 
     The oracle integrates the transport equation with Christoffel symbols from automatic differentiation of
     the metric, and changes coordinates by the Jacobian between the two charts.
@@ -114,7 +117,10 @@ def check_transport_order(group: Group, form: Form, device: torch.device | str =
 
 
 def _integrated_transport(old: _SubChart, step: Tensor, vector: Tensor) -> Tensor:
-    """A covector carried along the coordinate line to ``step`` (one Runge-Kutta step), in the new frame."""
+    """Return a covector in the new frame, carried along the coordinate line to ``step``.
+
+    One Runge-Kutta step integrates the equation of transport.
+    """
     start, middle, end = (old.transport_rate(t * step, step) for t in (0.0, 0.5, 1.0))
     k1 = start @ vector
     k2 = middle @ (vector + 0.5 * k1)

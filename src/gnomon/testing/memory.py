@@ -57,7 +57,7 @@ def _arguments(group: Group, batch: tuple[int, ...], device: torch.device | str)
 
 
 def check_batch(group: Group, batch_shape: tuple[int, ...], device: torch.device | str = "cpu") -> None:
-    """A batch is a loop."""
+    """Check that a batch gives what a loop over its elements gives."""
     a, n, x = _arguments(group, batch_shape, device)
     indices = torch.cartesian_prod(*(torch.arange(size) for size in batch_shape)).reshape(-1, len(batch_shape)).tolist()
     for name, operation in {**OPERATIONS, "length": _length}.items():
@@ -82,7 +82,7 @@ def _length(group: Group, a: Element, n: Element, x: Tensor) -> Element:
 
 
 def check_dtype(group: Group, dtype: torch.dtype, device: torch.device | str = "cpu") -> None:
-    """Precision and device are kept, and results agree with float64 to the precision."""
+    """Check that precision and device are kept, and that results agree with float64 to the precision."""
     a, n, x = _arguments(group, (), device)
     a, n, x = tuple(block.to(dtype) for block in a), tuple(block.to(dtype) for block in n), x.to(dtype)
     wide_a, wide_n = tuple(block.double() for block in a), tuple(block.double() for block in n)
@@ -97,7 +97,10 @@ def check_dtype(group: Group, dtype: torch.dtype, device: torch.device | str = "
 
 
 def check_memory(group: Group, device: torch.device | str = "cpu") -> None:
-    """Operations leave their arguments as they are; results that the library changes in place are fresh."""
+    """Check that operations leave their arguments as they are.
+
+    Results that the library changes in place must be fresh.
+    """
     a, n, x = _arguments(group, (2,), device)
     places = {t.untyped_storage().data_ptr() for t in (*a, *n, x)}
     for name in OPERATIONS:
@@ -108,7 +111,7 @@ def check_memory(group: Group, device: torch.device | str = "cpu") -> None:
 
 
 def check_arguments_are_kept(group: Group, name: str, a: Element, n: Element, x: Tensor) -> Element:
-    """The results of an operation, which does not change what it is given."""
+    """Return the results of an operation, and check that it does not change its arguments."""
     before = [t.clone() for t in (*a, *n, x)]
     results = OPERATIONS[name](group, a, n, x)
     same = all(torch.equal(old, new) for old, new in zip(before, (*a, *n, x), strict=True))
@@ -117,7 +120,7 @@ def check_arguments_are_kept(group: Group, name: str, a: Element, n: Element, x:
 
 
 def check_squares(group: Group, device: torch.device | str = "cpu") -> None:
-    """``A A^T x`` with and without ``overwrite`` and ``scratch``, for rows in both layouts, and for batches."""
+    """Check ``A A^T x`` with and without ``overwrite`` and ``scratch``, for rows in both layouts, and for batches."""
     for batch in ((2,), (), (2, 3)):
         a = near_identity(group, batch, device)
         A = group.to_dense(a)
@@ -138,14 +141,14 @@ def check_squares(group: Group, device: torch.device | str = "cpu") -> None:
 
 
 def _laid_out(x: Tensor, transposed: bool) -> Tensor:
-    """A copy, in memory as a transposed matrix or as a plain one."""
+    """Return a copy, in memory as a transposed matrix or as a plain one."""
     return x.mT.clone(memory_format=torch.contiguous_format).mT if transposed else x.clone()
 
 
 def _check_products(
     group: Group, lay: Callable[[Tensor], Tensor], square: Element, rows: Tensor, wanted: Tensor
 ) -> None:
-    """Every way to call ``times_square``, for rows of one layout."""
+    """Check every way to call ``times_square``, for rows of one layout."""
     before = [block.clone() for block in square]
     for overwrite in (False, True):
         for scratch in (None, lay(torch.full_like(rows, torch.nan))):
@@ -172,7 +175,7 @@ DIFFERENTIATED = (
 
 
 def check_gradients(group: Group, device: torch.device | str = "cpu") -> None:
-    """Elements and vectors are differentiable through what losses use."""
+    """Check that elements and vectors are differentiable through what losses use."""
     a, b = near_identity(group, (2,), device), random_blocks(group, (2,), device)
     x = torch.randn(2, 3, group.k, dtype=torch.float64, device=device)
     inputs = tuple(t.requires_grad_() for t in (*a, *b, x))

@@ -13,7 +13,7 @@ from .verdict import FLAGS, close, require
 
 
 def check_storage(group: Group, device: torch.device | str = "cpu") -> None:
-    """Shapes, and elements as one tensor and as one vector."""
+    """Check shapes, and elements as one tensor and as one vector."""
     whole = isinstance(group.k, int) and group.k > 0
     require(group, "k", whole, f"k is {group.k!r}, not a positive integer")
     tuples = isinstance(group.shapes, tuple) and all(isinstance(shape, tuple) for shape in group.shapes)
@@ -43,7 +43,7 @@ def check_storage(group: Group, device: torch.device | str = "cpu") -> None:
 
 
 def check_value(group: Group) -> None:
-    """A group is a value: equal to its copy, and a key of caches."""
+    """Check that a group is a value: equal to its copy, and a key of caches."""
     twin, other = copy.deepcopy(group), copy.deepcopy(group)
     other.k = group.k + 1
     require(group, "__eq__", group == twin, "a copy of the group is not equal to it")
@@ -56,5 +56,5 @@ def check_value(group: Group) -> None:
 
 
 def public_members() -> set[str]:
-    """Every member of a group that the library uses, attributes and flags included."""
+    """Return every member of a group that the library uses, attributes and flags included."""
     return {"k", "shapes", "dim", *FLAGS, *Group.__abstractmethods__, *DERIVED_FROM}

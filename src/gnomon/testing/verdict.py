@@ -15,7 +15,7 @@ FLAGS = ("trivial_transport", "is_algebra", "has_matrix_exp")
 
 
 def owner(group: Group, member: str) -> type | None:
-    """The class that defines a member; None for the default."""
+    """Return the class that defines a member; None for the default."""
     default = inspect.getattr_static(Group, member, None)
     for kind in type(group).__mro__:
         if member in vars(kind):
@@ -24,7 +24,10 @@ def owner(group: Group, member: str) -> type | None:
 
 
 def sources(group: Group, member: str) -> list[str]:
-    """What the default of a member rests on: the members, near or far, that the group's own classes define."""
+    """Return what the default of a member is derived from.
+
+    These are members, near or far, that the group's own classes define.
+    """
     found: list[str] = []
     for source in DERIVED_FROM.get(member, ()):
         nearer = [source] if owner(group, source) or source not in DERIVED_FROM else sources(group, source)
@@ -33,7 +36,7 @@ def sources(group: Group, member: str) -> list[str]:
 
 
 def advice(group: Group, member: str) -> str:
-    """What to do about a member that is wrong."""
+    """Return what to do about a member that is wrong."""
     if member in FLAGS:
         return f"set `{member}` to False"
     kind = owner(group, member)
@@ -49,7 +52,7 @@ def advice(group: Group, member: str) -> str:
 
 
 def require(group: Group, member: str, holds: bool, complaint: str, *others: str) -> None:
-    """An AssertionError with the complaint and with advice, unless it holds.
+    """Raise an AssertionError with the complaint and with advice, unless the condition holds.
 
     The advice is on the member, and on others that may be at fault.
     """
@@ -59,7 +62,7 @@ def require(group: Group, member: str, holds: bool, complaint: str, *others: str
 
 
 def distance(actual: Tensor, wanted: Tensor) -> float:
-    """The largest difference, relative to the largest number wanted where that is above one."""
+    """Return the largest difference, relative to the largest number wanted where that is above one."""
     if actual.shape != wanted.shape:
         return float("inf")
     scale = max(1.0, float(wanted.detach().abs().max())) if wanted.numel() else 1.0

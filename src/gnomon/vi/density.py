@@ -18,10 +18,11 @@ class DensityError(RuntimeError):
 
 
 def batched(function: Density, parameters: Parameters, named: bool, like: Tensor, batch: tuple[Any, ...]) -> Density:
-    """The function itself where it maps ``(draws, ...)`` to ``(draws,)``; otherwise the function of one draw, vmapped.
+    """Return a function that maps ``(draws, ...)`` to ``(draws,)``.
 
-    It is evaluated at three draws and at the first of them alone. A function of one draw fails, or returns something
-    of another shape, or a number that depends on the other draws.
+    It is the given one if that does so already; otherwise that is the function of one draw, and is vmapped. It is
+    evaluated at three draws and at the first of them alone. A function of one draw fails, or returns something of
+    another shape, or a number that depends on the other draws.
     """
     generator = torch.Generator().manual_seed(0)
     x = (0.1 * torch.randn(3, parameters.dim, generator=generator, dtype=torch.float64)).to(like)
@@ -88,11 +89,11 @@ class Minibatches:
         self.first = self.next()
 
     def __iter__(self) -> Iterator[tuple[Any, ...]]:
-        """One pass over the data."""
+        """Iterate over the data once."""
         return (_arguments(batch) for batch in self._data)
 
     def next(self) -> tuple[Any, ...]:
-        """The next batch; after the last one comes the first."""
+        """Return the next batch; after the last one comes the first."""
         for _ in range(2):
             for batch in self._iterator:
                 return _arguments(batch)
@@ -100,7 +101,7 @@ class Minibatches:
         raise ValueError("data holds no batches")
 
     def density(self, log_likelihood: Density, log_prior: Density) -> Density:
-        """An estimate of the log density of all data, from one batch."""
+        """Return an estimate of the log density of all data, from one batch."""
 
         def log_density(x: Any, *batch: Any) -> Tensor:
             return log_prior(x) + self.num_data / batch_size(batch) * log_likelihood(x, *batch)
@@ -109,7 +110,7 @@ class Minibatches:
 
 
 def batch_size(batch: tuple[Any, ...]) -> int:
-    """How many data a batch has."""
+    """Return how many data a batch has."""
     first = batch[0]
     return len(next(iter(first.values()))) if isinstance(first, dict) else len(first)
 

@@ -55,7 +55,7 @@ class Estimator:
 
     @torch.no_grad()
     def estimate(self, q: Gaussian) -> Estimate | None:
-        """None where no pair of draws of a half has finite densities."""
+        """Estimate the gradient from pairs of draws; return None where no pair of a half has finite densities."""
         z = torch.stack([self._noise(q) for _ in range(2)])
         shift = push(q, z.flatten(0, 1)).view_as(z)
         mean = mean_of(q)
@@ -78,7 +78,7 @@ class Estimator:
         )
 
     def _noise(self, q: Gaussian) -> Tensor:
-        """One of each pair of draws."""
+        """Return one of each pair of draws."""
         return standard_draws(self.draws // 4, q.d, generator=self.generator, dtype=q.dtype, device=q.device)
 
     def _scores(self, x: Tensor, batches: tuple[tuple[Any, ...], tuple[Any, ...]]) -> list[_Pairs]:

@@ -22,13 +22,13 @@ from ..manifolds import Gaussian
 
 
 def push(q: Gaussian, z: Tensor) -> Tensor:
-    """``F z`` for each row."""
+    """Return ``F z`` for each row."""
     linear, factor = q.structure, factor_of(q)
     return linear.apply(factor, z) if q.form == "covariance" else linear.apply_inverse(factor, z, transpose=True)
 
 
 def pull(q: Gaussian, rows: Tensor) -> Tensor:
-    """``F^T g`` for each row."""
+    """Return ``F^T g`` for each row."""
     linear, factor = q.structure, factor_of(q)
     return linear.apply(factor, rows, transpose=True) if q.form == "covariance" else linear.apply_inverse(factor, rows)
 
@@ -42,17 +42,17 @@ def mean_of(q: Gaussian) -> Tensor:
 
 
 def squared_length(q: Gaussian, x: Tensor) -> float:
-    """``(x - mu)^T Sigma^-1 (x - mu)``."""
+    """Return ``(x - mu)^T Sigma^-1 (x - mu)``."""
     return float(-2 * (q.log_prob(x).detach() + q.entropy().detach()) + q.d)
 
 
 def log_prob_of_noise(q: Gaussian, z: Tensor) -> Tensor:
-    """``log q(mu + F z)``, without solving for z."""
+    """Return ``log q(mu + F z)``, without solving for z."""
     return -q.entropy().detach() - 0.5 * (z.square().sum(-1) - q.d)
 
 
 def path_gradient(q: Gaussian, z: Tensor, odd: Tensor, even: Tensor) -> Element:
-    """The gradient in the coordinates from pairs of draws ``mu + F z`` and ``mu - F z``.
+    """Return the gradient in the coordinates from pairs of draws ``mu + F z`` and ``mu - F z``.
 
     Of the scores ``grad log p`` of a pair, ``odd`` is half the difference and ``even`` the mean of both over all pairs:
     the mean of ``u z^T`` over a pair is ``(F^T odd + z) z^T``, and that of u is ``F^T even``.
@@ -63,7 +63,7 @@ def path_gradient(q: Gaussian, z: Tensor, odd: Tensor, even: Tensor) -> Element:
 
 
 def symmetric_moment(linear: Group, factor: Element, u: Tensor, z: Tensor) -> Element:
-    """``<E_j, M>`` of the symmetric part M of ``sum of u z^T``.
+    """Return ``<E_j, M>`` of the symmetric part M of ``sum of u z^T``.
 
     For low rank it is that in the coordinates of the joint model, where ``tau = B B^T + Diag(c)^2`` moves by
     ``dB = B N_a^T + Diag(c) N_u^T`` and ``dc = c N_c``. The gradient in tau is the symmetric part of ``sum of p r^T``
@@ -82,7 +82,7 @@ def symmetric_moment(linear: Group, factor: Element, u: Tensor, z: Tensor) -> El
 
 
 def price_gradient(q: Gaussian, hessian: SymmetricOperator, score: Tensor) -> Element:
-    """The gradient in the coordinates from the average Hessian of log p and the average ``grad log p``."""
+    """Return the gradient in the coordinates from the average Hessian of log p and the average ``grad log p``."""
     linear, factor = q.structure, factor_of(q)
     if isinstance(linear, LowRank):
         curvature = _low_rank_curvature(q, linear, factor, hessian)
@@ -97,13 +97,13 @@ def price_gradient(q: Gaussian, hessian: SymmetricOperator, score: Tensor) -> El
 
 
 def _low_rank_curvature(q: Gaussian, linear: LowRank, factor: Element, hessian: SymmetricOperator) -> Element:
-    """By :func:`symmetric_moment` with ``z = I``: as many products as there are dimensions."""
+    """Return :func:`symmetric_moment` with ``z = I``, by as many products as there are dimensions."""
     z = torch.eye(linear.k, dtype=q.dtype, device=q.device)
     return symmetric_moment(linear, factor, pull(q, hessian.apply(push(q, z))) + z, z)
 
 
 def join(q: Gaussian, moment: Element, mean: Tensor) -> Element:
-    """The gradient in the orthonormal coordinates of the affine group from those in its algebra."""
+    """Return the gradient in the orthonormal coordinates of the affine group from those in its algebra."""
     group = q.affine
     if isinstance(group, LowRankAffine):
         return group.scale((*moment, mean))

@@ -66,18 +66,18 @@ class AutoStructured(AutoContinuous):
         return result
 
     def get_posterior(self, *args: Any, **kwargs: Any) -> TorchDistribution:
-        """The fitted Gaussian over the unconstrained latent vector, as a distribution of Pyro."""
+        """Return the fitted Gaussian over the unconstrained latent vector, as a distribution of Pyro."""
         if self.result is None:
             raise RuntimeError("the guide has not been fitted; call guide.fit(...) with the arguments of the model")
         return _Latent(self.result)
 
     def _loc_scale(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-        """What Pyro's ``median`` and ``quantiles`` ask for; from the dense covariance."""
+        """Return what Pyro's ``median`` and ``quantiles`` ask for, from the dense covariance."""
         posterior = self.get_posterior()
         return posterior.mean, posterior.variance.sqrt()
 
     def _sites(self) -> Iterator[tuple[str, Any, torch.Size]]:
-        """Latent variables in the order of the guide's vector, their nodes, and their unconstrained shapes."""
+        """Yield the names of latent variables in the guide's order, their nodes, and their unconstrained shapes."""
         for name, shape in self._unconstrained_shapes.items():
             yield name, self._nodes()[name], shape
 
@@ -87,7 +87,10 @@ class AutoStructured(AutoContinuous):
 
     @torch.no_grad()
     def _refuse_subsamples(self, *args: Any, **kwargs: Any) -> None:
-        """The trace of the prototype does not show plates that hold observations alone."""
+        """Raise an error for a plate that takes subsamples.
+
+        The trace of the prototype does not show plates that hold observations alone.
+        """
         nodes: Any = poutine.trace(self._plain_model[0]).get_trace(*args, **kwargs).nodes
         for name, node in nodes.items():
             if node["type"] == "sample" and site_is_subsample(node) and len(node["value"]) < node["fn"].size:
@@ -100,7 +103,7 @@ class AutoStructured(AutoContinuous):
         return {name: (tuple(node["value"].shape), node["fn"].support) for name, node, _ in self._sites()}
 
     def _from_plates(self) -> Globals | None:
-        """The coordinates of variables outside of all plates, if the others are scalars in one plate."""
+        """Return the coordinates of variables outside of all plates, if the others are scalars in one plate."""
         heads: list[int] = []
         plates: set[tuple[str, int]] = set()
         start = 0
@@ -116,7 +119,7 @@ class AutoStructured(AutoContinuous):
 
 
 def _log_density(guide: AutoStructured, args: Any, kwargs: Any, values: dict[str, Tensor]) -> Tensor:
-    """The log joint density of one draw; :func:`gnomon.vi.fit` maps it over the draws."""
+    """Return the log joint density of one draw; :func:`gnomon.vi.fit` maps it over the draws."""
     nodes = guide._nodes()
     if any(values[name].shape != nodes[name]["value"].shape for name in values):
         raise ValueError("one draw at a time")  # what tells fit to vmap

@@ -50,11 +50,11 @@ class Parameters:
         return iter(self.blocks)
 
     def constrain(self, x: Tensor) -> dict[str, Tensor]:
-        """Vectors ``(*sample, dim)`` as parameters ``(*sample, *shape)`` on their own scale."""
+        """Return vectors ``(*sample, dim)`` as parameters ``(*sample, *shape)`` on their own scale."""
         return {block.name: block.transform(_part(block, x)) for block in self.blocks}
 
     def constrain_with_logdet(self, x: Tensor) -> tuple[dict[str, Tensor], Tensor]:
-        """:meth:`constrain` for ``(draws, dim)``, and the log-determinant of its Jacobian, of shape ``(draws,)``."""
+        """Return :meth:`constrain` for ``(draws, dim)``, and the log-determinants of its Jacobian, ``(draws,)``."""
         values, total = {}, x.new_zeros(len(x))
         for block in self.blocks:
             inner = _part(block, x)
@@ -64,7 +64,7 @@ class Parameters:
         return values, total
 
     def unconstrain(self, values: Mapping[str, Any]) -> Tensor:
-        """Parameters ``(*sample, *shape)`` as vectors ``(*sample, dim)``."""
+        """Return parameters ``(*sample, *shape)`` as vectors ``(*sample, dim)``."""
         missing = [block.name for block in self.blocks if block.name not in values]
         if missing:
             raise ValueError(f"values are missing for the parameters {', '.join(map(repr, missing))}")
@@ -76,7 +76,10 @@ class Parameters:
         return torch.cat(parts, -1)
 
     def violations(self, values: Mapping[str, Tensor]) -> Tensor:
-        """Which draws are outside of their constraints, by rounding at the ends of the scale; of shape ``(draws,)``."""
+        """Return which draws are outside of their constraints, of shape ``(draws,)``.
+
+        Rounding puts them there, at the ends of the scale.
+        """
         outside = None
         for block in self.blocks:
             if block.constraint is constraints.real:
@@ -90,7 +93,7 @@ class Parameters:
         return outside
 
     def entries(self) -> list[str]:
-        """The name of each number on the parameters' own scale: ``"beta[2]"``, ``"tau"``."""
+        """Return the name of each number on the parameters' own scale: ``"beta[2]"``, ``"tau"``."""
         return [entry for block in self.blocks for entry in _entries(block.name, block.shape)]
 
 

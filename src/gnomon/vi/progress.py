@@ -22,7 +22,7 @@ class Report(AbstractContextManager["Report"]):
     """Tells somebody how the fit goes; this one tells nobody."""
 
     def step(self, history: History, log_ratios: list[Tensor]) -> None:
-        """After each step, with the log ratios of the last steps' draws."""
+        """Receive, after each step, the history and the log ratios of the last steps' draws."""
 
     def __exit__(self, *exception: object) -> None:
         return None
@@ -78,7 +78,7 @@ class Lines(Calls):
 
 
 def reporter(progress: bool | Progress, max_steps: int) -> Report:
-    """What the argument ``progress`` asks for."""
+    """Return the report that the argument ``progress`` asks for."""
     if callable(progress):
         return Calls(progress)
     if not progress:

@@ -48,7 +48,7 @@ def pareto_smooth(log_ratios: Tensor) -> Smoothed:
 
 
 def fit_pareto(exceedances: Tensor) -> tuple[float, float]:
-    """Shape k and scale sigma of a generalized Pareto distribution, from sorted positive numbers.
+    """Return shape k and scale sigma of a generalized Pareto distribution, fitted to sorted positive numbers.
 
     By the profile of Zhang and Stephens (2009), with a weak prior of k towards 0.5, as the authors of PSIS do it.
     """

@@ -72,7 +72,7 @@ class Fit:
 
     @torch.no_grad()
     def draws(self, n: int, *, resample: bool = False) -> Any:
-        """``n`` draws on the scale of the parameters: ``(n, dim)``, or a dictionary of ``(n, *shape)``.
+        """Return ``n`` draws on the scale of the parameters: ``(n, dim)``, or a dictionary of ``(n, *shape)``.
 
         With ``resample`` they are drawn, with replacement and by smoothed importance weights, from the draws that
         :attr:`khat` comes from. This corrects the shape of the approximation where k-hat is below 0.7.
@@ -81,7 +81,7 @@ class Fit:
 
     @torch.no_grad()
     def unconstrained_draws(self, n: int, *, resample: bool = False) -> Tensor:
-        """As :meth:`draws`, of the unconstrained vectors in the order of the parameters."""
+        """Return draws as :meth:`draws` does, of the unconstrained vectors in the order of the parameters."""
         if n < 1:
             raise ValueError(f"n must be a positive integer, got {n!r}")
         if not resample:
@@ -94,7 +94,7 @@ class Fit:
         return self._target.parameters.constrain(x) if self._target.named else x
 
     def summary(self, n: int = 2000, most: int = 40) -> str:
-        """A table of means, standard deviations and quantiles from ``n`` draws, and a verdict in words.
+        """Return a table of means, standard deviations and quantiles from ``n`` draws, and a verdict in words.
 
         The table has at most ``most`` rows.
         """
@@ -110,7 +110,7 @@ class Fit:
         )
 
     def to_arviz(self, n: int = 1000, *, resample: bool = False) -> Any:
-        """Draws as ArviZ's ``InferenceData``, one chain of ``n`` draws; needs the package arviz."""
+        """Return draws as ArviZ's ``InferenceData``, one chain of ``n`` draws; this needs the package arviz."""
         try:
             import arviz
         except ImportError:

@@ -54,7 +54,7 @@ class Run:
         self._kept = q.frame.clone()
 
     def fit(self, report: Report) -> Fit:
-        """All steps, and what they led to; once more from another mode, if that is better."""
+        """Take all steps and return what they led to; do so once more from another mode, if that is better."""
         history, other_modes = History(), 0
         with report:
             converged = self._iterate(report)
@@ -134,7 +134,7 @@ class Run:
         self.steps.forget()
 
     def _skip(self, missing: int) -> None:
-        """A step without a usable draw: back to the last good point, and try other draws."""
+        """Go back to the last good point after a step without a usable draw, and try other draws."""
         self.skipped += 1
         if missing >= HOPELESS:
             raise DensityError(
@@ -155,7 +155,7 @@ class Run:
     # ------------------------------------------------------------------ evaluation
     @torch.no_grad()
     def _evaluate(self) -> Evaluation:
-        """The bound, its error and k-hat from draws of the final q, which are kept for resampling."""
+        """Return the bound, its error and k-hat from draws of the final q, which are kept for resampling."""
         q = self.q
         n = max(1, self.settings.evaluation_draws_for(q.d) // 2)
         z = standard_draws(n, q.d, generator=self.generator, dtype=q.dtype, device=q.device)

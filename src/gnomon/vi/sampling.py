@@ -17,7 +17,7 @@ _TABLE = 4096
 def standard_draws(
     n: int, d: int, *, generator: torch.Generator | None = None, dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """``(n, d)`` draws of N(0, I) with orthogonal directions and stratified lengths.
+    """Return ``(n, d)`` draws of N(0, I) with orthogonal directions and stratified lengths.
 
     Each has the standard normal distribution, and is to be used with its mirror image. With ``n = d`` the second
     moment of the batch is the identity but for the lengths, whose squares are spread as evenly as they can be. So the
@@ -34,13 +34,13 @@ def standard_draws(
 
 
 def _orthonormal(rows: Tensor) -> Tensor:
-    """Uniformly distributed orthonormal rows from as many normal ones."""
+    """Return uniformly distributed orthonormal rows from as many normal ones."""
     q, r = torch.linalg.qr(rows.mT)
     return (q * r.diagonal().sign()).mT
 
 
 def _radii(n: int, d: int, generator: torch.Generator | None, like: Tensor) -> Tensor:
-    """Lengths of n standard normal vectors, one from each of n equally likely intervals, in random order."""
+    """Return lengths of n standard normal vectors, one from each of n equally likely intervals, in random order."""
     options: Any = {"generator": generator, "dtype": like.dtype, "device": like.device}
     levels = (torch.arange(n, dtype=like.dtype, device=like.device) + torch.rand(n, **options)) / n
     shuffled = levels[torch.rand(n, **options).argsort()]
@@ -55,7 +55,7 @@ def _radii(n: int, d: int, generator: torch.Generator | None, like: Tensor) -> T
 @functools.lru_cache(maxsize=64)
 @torch.inference_mode(False)
 def _chi_quantiles(d: int) -> Tensor:
-    """Quantiles of the length of a standard normal vector, at even levels, by bisection of ``gammainc``."""
+    """Return quantiles of the length of a standard normal vector, at even levels, by bisection of ``gammainc``."""
     levels = (torch.arange(_TABLE, dtype=torch.float64) / (_TABLE - 1)).clamp(0.1 / _TABLE, 1 - 0.1 / _TABLE)
     low = torch.zeros_like(levels)
     high = torch.full_like(levels, math.sqrt(d) + 8)

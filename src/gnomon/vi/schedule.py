@@ -74,7 +74,7 @@ class Schedule:
         return self._rate / (1 + self._rate / 2 * (len(self.history) - self._decay_from) / MEMORY)
 
     def decide(self) -> Decision:
-        """After each step: go on, remember this point ("keep"), go back to the point remembered, or stop."""
+        """Decide after each step: go on, remember this point ("keep"), go back to the point remembered, or stop."""
         steps = len(self.history)
         if steps % GLANCE:
             return "go"
@@ -97,14 +97,14 @@ class Schedule:
         return "go"
 
     def gap(self) -> tuple[float, float]:
-        """The gap over the last steps, and its standard error; over the last half where the rate decays."""
+        """Return the gap over the last steps, and its standard error; over the last half where the rate decays."""
         return mean_and_error(self.history.gap[-self._recent() :])
 
     def _recent(self) -> int:
         return WINDOW if self._decay_from is None else max(WINDOW, (len(self.history) - self._decay_from) // 2)
 
     def _is_converged_at_a_glance(self) -> bool:
-        """Whether the last few steps are enough to see it, as where the target is nearly Gaussian.
+        """Return whether the last few steps are enough to see convergence, as where the target is nearly Gaussian.
 
         The error of so few numbers is itself uncertain, so that it counts three times, not twice, and what the noise
         leaves must be small as well.
@@ -116,7 +116,7 @@ class Schedule:
         return max(gap, 0.0) + 3 * error < self.tolerance and self.rate / 2 * float(noise) < self.tolerance
 
     def _is_converged(self) -> bool:
-        """Whether the gap is surely below the tolerance.
+        """Return whether the gap is surely below the tolerance.
 
         In the decaying phase it is enough that no gap can be told from zero and that the noise leaves little of one:
         rare draws of large weight can make the error of the estimate much larger than the gap.
@@ -140,7 +140,7 @@ class Schedule:
 
 
 def mean_and_error(values: list[float] | Tensor) -> tuple[float, float]:
-    """The mean and its standard error."""
+    """Return the mean and its standard error."""
     values = torch.as_tensor(values, dtype=torch.float64)
     if len(values) < 2:
         return float(values.mean()), math.inf

@@ -75,24 +75,24 @@ class Settings:
         _require("evaluation_draws", self.evaluation_draws, enough, "at least 2")
 
     def draws_for(self, group: Group) -> int:
-        """Four draws for each number that the factor has in a row, within limits, and a multiple of four."""
+        """Return four draws for each number that the factor has in a row, within limits, and a multiple of four."""
         if self.draws is not None:
             return math.ceil(self.draws / 4) * 4
         wanted = min(max(4 * group.dim / group.k, FEWEST_DRAWS), MOST_DRAWS)
         return max(4, 4 * int(min(wanted, LARGE_BATCH / group.k) / 4))
 
     def rate_for(self, group: Group, draws: int) -> float:
-        """Half a Newton step, or less where the draws are few for what a row of the factor has to learn."""
+        """Return half a Newton step, or less where the draws are few for what a row of the factor has to learn."""
         if self.rate is not None:
             return self.rate
         return min(LARGEST_RATE, draws * group.k / (2 * max(group.dim, 1)))
 
     def tolerance_for(self, dim: int) -> float:
-        """In nats: a part of a standard error of every coordinate."""
+        """Return the tolerance in nats: a part of a standard error of every coordinate."""
         return 0.005 + 0.0003 * dim if self.tolerance is None else self.tolerance
 
     def evaluation_draws_for(self, dim: int) -> int:
-        """For the final bound and k-hat."""
+        """Return the number of draws for the final bound and k-hat."""
         return max(128, min(2000, 4 * LARGE_BATCH // dim)) if self.evaluation_draws is None else self.evaluation_draws
 
 

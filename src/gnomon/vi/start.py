@@ -55,7 +55,7 @@ class Beginning:
         """Whether the steps take Hessians; known after :meth:`gaussian`."""
 
     def gaussian(self, structure: Structure) -> Gaussian:
-        """The first q. The target then has the order of coordinates that the structure asks for."""
+        """Return the first q. The target then has the order of coordinates that the structure asks for."""
         start = self.settings.start
         if isinstance(start, Fit):
             if start.order is not None:
@@ -79,7 +79,7 @@ class Beginning:
         return at_start if at_mode is None else max(at_mode, at_start, key=self._bound)
 
     def _at_mode(self, group: Group, x: Tensor) -> Gaussian | None:
-        """The curvature at the mode; None where the density has none.
+        """Return a Gaussian with the curvature at the mode; None where the density has none.
 
         In the neck of a funnel the density grows without end while the volume shrinks. So where a search has not
         ended soon, the volume may take back only a part of what the log density has grown by in its second half.
@@ -95,7 +95,7 @@ class Beginning:
         return q if shrinkage <= (1 - GROWTH) * (after - before) + allowance else None
 
     def _gaussian(self, group: Group, mean: Tensor, precision: Tensor) -> Gaussian:
-        """The Gaussian of this structure nearest to that of a given precision, a matrix or a diagonal."""
+        """Return the Gaussian of this structure nearest to that of a given precision, a matrix or a diagonal."""
         diagonal = precision.diagonal() if precision.ndim == 2 else precision
         q = Gaussian(group, loc=mean, init=1 / diagonal, form=self.settings.form, dtype=mean.dtype, project=True)
         if precision.ndim == 2:
@@ -103,7 +103,7 @@ class Beginning:
         return q
 
     def other_mode(self, q: Gaussian, elbo: float) -> Gaussian | None:
-        """A Gaussian at another mode, with a better bound than that of the fit; None where none was found.
+        """Return a Gaussian at another mode, with a better bound than that of the fit; None where none was found.
 
         The searches begin at random points. A search that comes among the draws of q has found q's own mode, and ends.
         """
@@ -121,14 +121,17 @@ class Beginning:
         return best
 
     def _far_points(self, q: Gaussian) -> Iterator[Tensor]:
-        """Random points and their mirror images, which lie in the same basin less often than independent points."""
+        """Yield random points and their mirror images.
+
+        These lie in the same basin less often than independent points.
+        """
         for search in range(self.settings.searches):
             if search % 2 == 0:
                 x = SPREAD * (2 * torch.rand(q.d, generator=self.generator, dtype=q.dtype, device=q.device) - 1)
             yield x if search % 2 == 0 else -x
 
     def _point(self) -> Tensor:
-        """Where the search for a mode begins, or the mean, in the order of the parameters."""
+        """Return where the search for a mode begins, or the mean, in the order of the parameters."""
         start = self.settings.start
         if isinstance(start, str):
             return finite_point(self.target, self.like, self.generator)
@@ -153,7 +156,7 @@ class Beginning:
         return copy
 
     def _jittered(self, x: Tensor) -> Tensor:
-        """A point near x, because couplings may vanish at a special one."""
+        """Return a point near x, because couplings may vanish at a special one."""
         noise = torch.randn(x.shape, generator=self.generator, dtype=x.dtype, device=x.device)
         for scale in (JITTER, JITTER / 10, JITTER / 100):
             near = x + scale * noise
@@ -162,7 +165,7 @@ class Beginning:
         return x
 
     def _curvature(self, x: Tensor) -> Tensor:
-        """A positive precision at x: a matrix, or its diagonal where there are many unknowns."""
+        """Return a positive precision at x: a matrix, or its diagonal where there are many unknowns."""
         if self.target.dim <= DENSE_HESSIAN:
             hessian = self.target.hessian(x)
             return positive_curvature(hessian) if bool(hessian.isfinite().all()) else torch.ones_like(x)
@@ -180,7 +183,7 @@ class Beginning:
 
 
 def finite_point(target: Target, like: Tensor, generator: torch.Generator) -> Tensor:
-    """Zero, or a random point near it where the density and its gradient are finite."""
+    """Return zero, or a random point near it where the density and its gradient are finite."""
     x = like.new_zeros(target.dim)
     for trial in range(TRIALS):
         if bool(target.scores(x.unsqueeze(0)).finite):
@@ -226,12 +229,12 @@ def find_mode(target: Target, x: Tensor, known: Callable[[Tensor], bool] = lambd
 
 
 def _is_among_draws(q: Gaussian, x: Tensor) -> bool:
-    """Whether x is no farther from the mean of q than its draws are."""
+    """Return whether x is no farther from the mean of q than its draws are."""
     return squared_length(q, x) < q.d + 6 * math.sqrt(2 * q.d)
 
 
 def positive_curvature(hessian: Tensor) -> Tensor:
-    """``-H`` with the magnitudes of its eigenvalues, in units of its diagonal: a precision, also off the mode.
+    """Return ``-H`` with the magnitudes of its eigenvalues, in units of its diagonal: a precision, also off the mode.
 
     Where the diagonal is zero the density is flat, and the precision is 1.
     """
@@ -243,7 +246,7 @@ def positive_curvature(hessian: Tensor) -> Tensor:
 
 
 def hessian_diagonal(target: Target, x: Tensor, generator: torch.Generator) -> Tensor:
-    """An estimate of the Hessian's diagonal from a few products with random signs."""
+    """Return an estimate of the Hessian's diagonal from a few products with random signs."""
     operator = SymmetricOperator(target.dim, lambda rows: target.hessian_products(x, rows), lambda h: x)
     return Hutchinson(DIAGONAL_SAMPLES, generator)(operator, x)
 

@@ -29,7 +29,7 @@ class NaturalSteps:
 
     @torch.no_grad()
     def take(self, gradient: Element, rate: float) -> bool:
-        """One step up the gradient with learning rate ``rate``; False where it would have overflowed."""
+        """Take one step up the gradient with learning rate ``rate``; return False where it would have overflowed."""
         q, group = self.q, self.q.group
         bounded = self._bounded(gradient, rate)
         if self._velocity is None or not self.momentum:
@@ -62,7 +62,7 @@ class NaturalSteps:
 
 
 def factor_reach(q: Gaussian, eta: Element) -> float:
-    """About ``||2 D.eta||_2`` of coordinates of the factor."""
+    """Return an estimate of ``||2 D.eta||_2`` for coordinates of the factor."""
     linear = q.structure
     if isinstance(linear, LowRank):
         return float(linear.reach(eta))
@@ -70,6 +70,6 @@ def factor_reach(q: Gaussian, eta: Element) -> float:
 
 
 def squared_norm(vector: Element) -> float:
-    """The squared length of a tangent vector in orthonormal coordinates."""
+    """Return the squared length of a tangent vector in orthonormal coordinates."""
     norms = torch.stack([torch.linalg.vector_norm(block) for block in vector])
     return float(norms.square().sum())

@@ -74,7 +74,7 @@ SEARCHED = ("auto", "arrow")
 
 
 def check_structure(structure: Structure, dim: int) -> None:
-    """An error for what is no structure of this dimension."""
+    """Raise an error for what is no structure of this dimension."""
     if isinstance(structure, str):
         if structure in (*NAMED, *SEARCHED):
             return
@@ -98,7 +98,7 @@ def check_structure(structure: Structure, dim: int) -> None:
 
 
 def lay_out(structure: Structure, target: Target, around: Callable[[], Tensor]) -> Layout:
-    """The group for a structure; ``around`` gives a point for the search, if there is one."""
+    """Return the group for a structure; ``around`` gives a point for the search, if there is one."""
     if isinstance(structure, Group):
         return Layout(structure)
     if isinstance(structure, Globals):
@@ -130,14 +130,14 @@ def lay_out(structure: Structure, target: Target, around: Callable[[], Tensor]) 
 
 
 def search(target: Target, x: Tensor, only_arrow: bool = False) -> Layout | None:
-    """Globals and locals from one sweep of Hessian-vector products at x; None where there are none."""
+    """Find globals and locals from one sweep of Hessian-vector products at x; return None where there are none."""
     if target.dim > SWEEP:
         return _probe(target, x)
     return from_pattern(couplings(target.hessian(x)), only_arrow)
 
 
 def couplings(hessian: Tensor) -> Tensor:
-    """Which coordinates a Hessian couples."""
+    """Return which coordinates a Hessian couples."""
     sizes = hessian.abs()
     scale = sizes.amax(-1).clamp(min=1e-300).sqrt()
     coupled = sizes > NEGLIGIBLE * scale * scale.unsqueeze(-1)
@@ -146,7 +146,7 @@ def couplings(hessian: Tensor) -> Tensor:
 
 
 def from_pattern(coupled: Tensor, only_arrow: bool = False) -> Layout | None:
-    """The cheapest arrow: the coordinate with most couplings becomes global, one after the other.
+    """Find the cheapest arrow: the coordinate with most couplings becomes global, one after the other.
 
     What remains falls into groups that are independent given the globals. The number of globals is that with the
     fewest numbers in the factor.
@@ -176,7 +176,7 @@ def from_pattern(coupled: Tensor, only_arrow: bool = False) -> Layout | None:
 
 
 def _components(coupled: Tensor, without: list[int]) -> list[list[int]]:
-    """The connected components of a graph."""
+    """Return the connected components of a graph."""
     neighbours = [row.nonzero().flatten().tolist() for row in coupled]
     seen = set(without)
     found = []
@@ -194,7 +194,7 @@ def _components(coupled: Tensor, without: list[int]) -> list[list[int]]:
 
 
 def _layout(heads: list[int], groups: list[list[int]], d: int) -> Layout | None:
-    """Globals first, then groups of locals in blocks of one size."""
+    """Lay out globals first, then groups of locals in blocks of one size."""
     r, rest = len(heads), d - len(heads)
     for block in range(max(map(len, groups)), LARGEST_BLOCK + 1):
         packed = _packed(groups, block)
@@ -209,7 +209,10 @@ def _layout(heads: list[int], groups: list[list[int]], d: int) -> Layout | None:
 
 
 def _packed(groups: list[list[int]], block: int) -> list[int] | None:
-    """Groups one after the other, largest first, so that none lies across two blocks; None where that fails."""
+    """Order groups one after the other, largest first, so that none lies across two blocks.
+
+    Return None where that fails.
+    """
     if block == 1:
         return [i for group in groups for i in group]
     waiting = sorted(groups, key=lambda group: (-len(group), group[0]))
@@ -234,7 +237,7 @@ def _verified(target: Target, x: Tensor, proposal: Globals) -> Layout | None:
 
 
 def _probe(target: Target, x: Tensor) -> Layout | None:
-    """An arrow by few products: coordinates whose probes vary most are tried as globals."""
+    """Find an arrow by few products: coordinates whose probes vary most are tried as globals."""
     probes = _Probes(target, x)
     ranking = probes.numbers.var(0).argsort(descending=True)
     rows = x.new_zeros(0, target.dim)
@@ -262,13 +265,13 @@ class _Probes:
         self.numbers = self._signs * self._products
 
     def rows(self, indices: Tensor) -> Tensor:
-        """Rows of H."""
+        """Return rows of H."""
         units = torch.zeros(len(indices), self._target.dim, dtype=self._x.dtype, device=self._x.device)
         units[torch.arange(len(indices)), indices] = 1.0
         return self._target.hessian_products(self._x, units) if len(indices) else units
 
     def leave_a_diagonal(self, heads: Tensor, rows: Tensor) -> bool:
-        """Whether the rest of H is diagonal beside the rows and columns of the heads."""
+        """Return whether the rest of H is diagonal beside the rows and columns of the heads."""
         left = self._signs * (self._products - self._signs[:, heads] @ rows)
         spread = left.var(0).sqrt()
         spread[heads] = 0.0
@@ -277,7 +280,10 @@ class _Probes:
 
 
 def _without_locals(heads: Tensor, rows: Tensor) -> tuple[list[int], list[list[int]]]:
-    """Globals are those heads that are coupled to coordinates beyond the heads, or to another head that is not."""
+    """Return the globals among the heads, and the groups of locals.
+
+    Globals are coupled to coordinates beyond the heads, or to another head that is not.
+    """
     coupled = rows.abs() > NEGLIGIBLE * rows.abs().amax(-1, keepdim=True)
     among = coupled[:, heads].fill_diagonal_(False)
     beyond = coupled.clone()

@@ -17,7 +17,7 @@ LEVELS = (0.05, 0.5, 0.95)
 
 
 def table(names: list[str], columns: Tensor, most: int) -> str:
-    """Mean, standard deviation and quantiles of each column."""
+    """Write the mean, standard deviation and quantiles of each column."""
     shown = columns[:, :most].double()
     quantiles = shown.quantile(torch.tensor(LEVELS, dtype=shown.dtype, device=shown.device), dim=0)
     rows = torch.stack([shown.mean(0), shown.std(0), *quantiles], -1).tolist()
@@ -30,7 +30,7 @@ def table(names: list[str], columns: Tensor, most: int) -> str:
 
 
 def verdict(fit: Fit) -> str:
-    """Whether the steps came to an end, how good the approximation is, and what was left out."""
+    """Describe whether the steps came to an end, how good the approximation is, and what was left out."""
     return "\n".join([_about_steps(fit), _about_tail(fit.khat), *_about_skips(fit)])
 
 

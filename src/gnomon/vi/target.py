@@ -62,20 +62,20 @@ class Target:
 
     # ------------------------------------------------------------------ the order of coordinates
     def reorder(self, order: Tensor) -> None:
-        """From now on coordinate ``i`` of the vectors is coordinate ``order[i]`` of the parameters."""
+        """Make coordinate ``i`` of the vectors coordinate ``order[i]`` of the parameters, from now on."""
         self.order, self._inverse_order = order, torch.argsort(order)
 
     def in_parameter_order(self, x: Tensor) -> Tensor:
-        """Vectors as the parameters have them."""
+        """Return vectors in the order of the parameters."""
         return x if self._inverse_order is None else x[..., self._inverse_order]
 
     def in_fitted_order(self, x: Tensor) -> Tensor:
-        """A vector of the parameters as the fit has it."""
+        """Return a vector of the parameters in the order of the fit."""
         return x if self.order is None else x[..., self.order]
 
     # ------------------------------------------------------------------ data
     def two_batches(self) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-        """A batch for each half of the draws; without data, nothing."""
+        """Return a batch for each half of the draws; without data, two empty ones."""
         return ((), ()) if self.batches is None else (self.batches.next(), self.batches.next())
 
     @property
@@ -85,7 +85,7 @@ class Target:
 
     # ------------------------------------------------------------------ values
     def __call__(self, x: Tensor, *batch: Any) -> Tensor:
-        """The log density at each row; where parameters leave their constraints it is not a number.
+        """Return the log density at each row; where parameters leave their constraints it is not a number.
 
         With data, it is estimated from a batch: without one, always from the same.
         """
@@ -104,7 +104,10 @@ class Target:
 
     @torch.no_grad()
     def log_density(self, x: Tensor) -> Tensor:
-        """The values alone, a bounded number of rows at a time; of all data, if there are batches of it."""
+        """Return the values alone, computed for a bounded number of rows at a time.
+
+        They are those of all data, if there are batches of it.
+        """
         values = [self._of_all_data(rows) for rows in x.split(max(1, ROWS // self.dim))]
         self.density_evaluations += len(x)
         return torch.cat(values)
@@ -120,7 +123,7 @@ class Target:
         return total / count
 
     def scores(self, x: Tensor, *batch: Any) -> Scores:
-        """Values and gradients at each row."""
+        """Return values and gradients at each row."""
         with torch.enable_grad():
             leaf = x.detach().requires_grad_()
             value = self(leaf, *batch)
@@ -141,7 +144,7 @@ class Target:
 
     # ------------------------------------------------------------------ second derivatives
     def hessian_products(self, x: Tensor, vectors: Tensor, *batch: Any) -> Tensor:
-        """``H(x) v`` for each row of ``vectors``, at the point x or at as many points."""
+        """Return ``H(x) v`` for each row of ``vectors``, at the point x or at as many points."""
         parts = [
             self._products(x.expand_as(vectors)[rows], vectors[rows], *batch)
             for rows in torch.arange(len(vectors)).split(max(1, ROWS // self.dim))
@@ -149,7 +152,7 @@ class Target:
         return torch.cat(parts)
 
     def mean_hessian(self, x: Tensor, *batch: Any) -> Callable[[Tensor], Tensor]:
-        """A function from vectors to the means of ``H(x) v`` over the points x.
+        """Return a function from vectors to the means of ``H(x) v`` over the points x.
 
         With many unknowns the points are evaluated once for all vectors, one vector after the other. With few, all
         pairs of points and vectors are one batch.
@@ -195,13 +198,13 @@ class Target:
         return (gradients[0] - gradients[1]) / (2 * DIFFERENCE)
 
     def hessian(self, x: Tensor, *batch: Any) -> Tensor:
-        """The Hessian at one point, dense and symmetric, by one product for each coordinate."""
+        """Return the Hessian at one point, dense and symmetric, by one product for each coordinate."""
         products = self.hessian_products(x, torch.eye(self.dim, dtype=x.dtype, device=x.device), *batch)
         return (products + products.mT) / 2
 
 
 def _derivative(gradient: Tensor, leaf: Tensor, vectors: Tensor, retain_graph: bool = False) -> Tensor:
-    """``H v`` from a gradient that can be differentiated; zero where the density is linear."""
+    """Return ``H v`` from a gradient that can be differentiated; zero where the density is linear."""
     if not gradient.requires_grad:
         return torch.zeros_like(vectors)
     (products,) = torch.autograd.grad(gradient, leaf, vectors, retain_graph=retain_graph)

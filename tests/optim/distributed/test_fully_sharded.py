@@ -2,7 +2,7 @@
 
 import pytest
 
-from gnomon.optim.distributed import strategies
+from gnomon.optim.distributed import together
 from support.mixed import CASES, alone, assert_same, fully_sharded, model_and, train, whole_weights
 from support.ranks import on_ranks
 
@@ -10,7 +10,7 @@ SHARDED = ["none", "update", "full", "full, accumulated", "none, paper", "full, 
 
 
 def _train_sharded(rank, count):
-    strategies.PORTION = 200  # some layers of this small model at a time
+    together.PORTION = 200  # some layers of this small model at a time
     found = {}
     copied = [(name, (2, count // 2)) for name in ("none", "full", "full, kl_clip")]
     for name, shape in [*((name, (count,)) for name in SHARDED), *copied]:

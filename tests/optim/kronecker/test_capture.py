@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD
-from gnomon.optim.kronecker.curvature import Capture, computed_tensor
+from gnomon.optim.kronecker.hooks import Capture, computed_tensor
 
 
 class Owner:

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnomon import linalg
 from gnomon.optim import INGD, KFAC
-from gnomon.optim.kronecker.curvature import THROUGH_ROWS
+from gnomon.optim.kronecker.shortcut import THROUGH_ROWS
 from gnomon.optim.kronecker.structures import NAMES
 from support.marks import slow_where
 from support.matrices import F64

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from gnomon.optim import INGD
-from gnomon.optim.kronecker.curvature import THROUGH_ROWS, Shortcut
+from gnomon.optim.kronecker.shortcut import THROUGH_ROWS, Shortcut
 from support.marks import slow_where
 from support.matrices import F64
 from support.runs import OPTIMIZERS, same_run, trained, wide, wide_batches

@@ -50,7 +50,7 @@ TABLES, FIGURES = "Options of tables: cifar100, tiny-imagenet, imagenet-100, gpt
 
 
 def named(name: str) -> Sequence[Reproducible]:
-    """The figures or tables that a name means, be it one of ours or of the paper's."""
+    """Return the figures or tables that a name means, one of ours or of the paper's."""
     if name == Reproducible.all.value:
         return SYNTHETIC
     if name in PAPER_NAMES:
@@ -162,7 +162,7 @@ def _reproduce_figures(names: Sequence[str], output: Path, quick: bool) -> None:
 
 
 def _check_data(names: Sequence[str], scale: str, data_dir: Path | None) -> None:
-    """Missing data of any table is an error before the first run of the first one."""
+    """Raise an error if data of any table are missing, before the first run of the first table."""
     from ..data import load
     from ..tables import scales
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ...optim.kronecker.curvature import Capture
+from ...optim.kronecker.hooks import Capture
 from ...optim.kronecker.layers import Approximation, Layer, Matrix, Thinning, find_matrices
 
 

@@ -103,7 +103,7 @@ class Runs:
         return mean(run.final for run in self.histories)
 
     def place(self, error: float) -> int | None:
-        """The first measure at which the mean error is at most the given one, or None."""
+        """Return the first measure at which the mean error is at most the given one, or None."""
         return next((place for place, errors in enumerate(self.errors) if mean(errors) <= error), None)
 
 

@@ -53,14 +53,17 @@ class Posterior:
 
 
 def log_density(x: Tensor) -> Tensor:
-    """The model: effects are ``mean + spread z`` with standard normal z, and are observed with known errors."""
+    """Return the log-density of the model.
+
+    Effects are ``mean + spread z`` with standard normal z, and are observed with known errors.
+    """
     observed, errors = torch.tensor(EFFECTS, dtype=x.dtype), torch.tensor(ERRORS, dtype=x.dtype)
     levels = Normal(0.0, 1.0).log_prob(x[:, 2:]) + Normal(_with_effects(x)[:, 2:], errors).log_prob(observed)
     return levels.sum(-1) + PRIOR_MEAN.log_prob(x[:, 0]) + PRIOR_LOG_SPREAD.log_prob(x[:, 1])
 
 
 def _with_effects(x: Tensor) -> Tensor:
-    """Effects in the place of z."""
+    """Return the samples with effects in the place of z."""
     mean, log_spread, z = x[:, :1], x[:, 1:2], x[:, 2:]
     return torch.cat([mean, log_spread, mean + log_spread.exp() * z], -1)
 

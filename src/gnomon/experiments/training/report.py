@@ -18,16 +18,16 @@ class Silent:
     """A reporter that shows nothing."""
 
     def begin(self, trainer: Trainer) -> None:
-        """Is called before the first step."""
+        """Receive the trainer before the first step."""
 
     def step(self, trainer: Trainer) -> None:
-        """Is called after some of the steps."""
+        """Receive the trainer after some of the steps."""
 
     def epoch(self, epoch: Epoch) -> None:
-        """Is called after each epoch."""
+        """Receive the measures of an epoch at its end."""
 
     def end(self) -> None:
-        """Is called at the end of the run, also after an error."""
+        """Close the report at the end of the run, also after an error."""
 
 
 HEADER = "epoch      loss   train error   test loss   test error           lr       time"

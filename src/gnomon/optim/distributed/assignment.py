@@ -18,10 +18,10 @@ class Assignment:
 
     @classmethod
     def balanced(cls, costs: Sequence[float], ranks: int, loads: Sequence[float] | None = None) -> Assignment:
-        """The costliest first, each to the rank that has least to do: at most 4/3 of the best possible largest load.
+        """Assign the costliest first, each to the rank with the least load.
 
-        Among ranks with equal loads the lowest is taken, so that every rank finds the same by itself. ``loads`` are
-        what the ranks have to do already.
+        The largest load is at most 4/3 of the best possible one. Among ranks with equal loads the lowest is taken, so
+        that every rank finds the same by itself. ``loads`` are what the ranks have to do already.
         """
         if ranks < 1:
             raise ValueError(f"ranks must be at least 1, got {ranks}")

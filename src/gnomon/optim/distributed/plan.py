@@ -48,7 +48,7 @@ class LayerPlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """What training on so many ranks takes of each, with ``DistributedDataParallel``.
+    """The memory, work and messages of each rank in training with ``DistributedDataParallel``.
 
     What ranks send is counted as payload: a message counts once, whatever way it takes. By the usual algorithms a rank
     sends ``2 (ranks - 1) / ranks`` of what is added up for all (a ring), and at most all of what is added up for one or
@@ -99,7 +99,7 @@ class Plan:
         return max(self.step_work)
 
     def _owned(self, amount: Callable[[LayerPlan], int]) -> tuple[int, ...]:
-        """The sums over the layers of each rank."""
+        """Return the sums over the layers of each rank."""
         sums = [0] * self.ranks
         for layer in self.layers:
             for rank in range(self.ranks) if layer.owner is None else (layer.owner,):
@@ -186,7 +186,7 @@ def _more_of_owner(layer: LayerPlan) -> int:
 
 # ---------------------------------------------------------------------- from an optimizer
 def plan(optimizer: INGD, ranks: int, shard: Mode | None = None) -> Plan:
-    """What ``optimizer`` would take on so many ranks.
+    """Return the memory, work and messages of each rank if so many ranks trained with ``optimizer``.
 
     One process is enough, and the model may be on the meta device. Layers get the owners that they would have.
 
@@ -213,7 +213,7 @@ def plan(optimizer: INGD, ranks: int, shard: Mode | None = None) -> Plan:
 
 
 def _uses(optimizer: INGD) -> int:
-    """How often factors are used between updates, in the long run."""
+    """Return how often factors are used between updates, in the long run."""
     return optimizer.param_groups[0]["update_every"]
 
 
@@ -250,7 +250,10 @@ def _layer_plan(optimizer: INGD, layer: FactoredLayer, shard: Mode, owner: int |
 
 
 def _direction_bytes(optimizer: INGD, layer: FactoredLayer) -> int:
-    """The bytes of each parameter, and for the layer whether it moves and, where steps have a given size, how far."""
+    """Return the bytes that a layer's owner sends at a step.
+
+    These are its directions, whether the layer moves and, where steps have a given size, how far.
+    """
     group = next(group for group in optimizer.param_groups if any(p is layer.weight for p in group["params"]))
     numbers = 1 if group["step_rms"] is None else 2
     return sum(_bytes(as_whole(p)) for p in layer.layer.parameters) + numbers * torch.float32.itemsize
@@ -262,7 +265,7 @@ def _bytes(tensor: torch.Tensor) -> int:
 
 # ---------------------------------------------------------------------- statistics
 def statistics_work(layer: FactoredLayer, rows: int) -> int:
-    """The multiplications of a layer's statistics from so many rows, which every rank has of its own batch."""
+    """Return the multiplications of a layer's statistics from so many rows, which each rank has of its own batch."""
     left, right = layer.pair
     blocks = layer.layer.blocks
     counted = 0 if layer.layer.takes_indices else moment_work(left, blocks, rows)  # counts of indices are additions

@@ -47,7 +47,7 @@ class Ranks:
 
     @classmethod
     def of(cls, model: nn.Module, in_any_way: bool = False) -> Ranks:
-        """Those of a wrapped model, or of one whose parameters are sharded; otherwise this process alone.
+        """Return the ranks of a wrapped model, or of one whose parameters are sharded; otherwise this process alone.
 
         Parameters may be sharded ``in_any_way`` over one mesh, or all alike, as ``fully_shard()`` does it.
         """
@@ -89,7 +89,7 @@ class Ranks:
 
     # ------------------------------------------------------------------ messages
     def add_up(self, tensor: Tensor, owner: int | None, purpose: Purpose) -> Message:
-        """The sum over ranks, in the tensor's memory: at all of them, or at the owner alone."""
+        """Add a tensor up over ranks in its memory, at all of them or at the owner alone."""
         self._count(tensor, purpose)
         with explained():
             if owner is None:
@@ -99,7 +99,7 @@ class Ranks:
         return Message(tensor, work)
 
     def spread(self, tensor: Tensor, owner: int, purpose: Purpose) -> Message:
-        """The owner's values, in the tensor's memory at all ranks."""
+        """Send the owner's values to all ranks, into the tensor's memory."""
         self._count(tensor, purpose)
         with explained():
             return Message(tensor, dist.broadcast(tensor, self.members[owner], group=self._group, async_op=True))
@@ -132,15 +132,15 @@ class Ranks:
             tensor.copy_(part.clone().view(tensor.dtype).view(tensor.shape))  # a copy is aligned for any type
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """A few numbers, added up over ranks."""
+        """Add a few numbers up over ranks."""
         return tensor if self.count == 1 else self.add_up(tensor.clone(), None, "numbers").received()
 
     def sum_of_shares(self, tensor: Tensor) -> Tensor:
-        """The same for numbers of shares of parameters: ranks with the same share count once."""
+        """Add numbers of shares of parameters up over ranks; ranks with the same share count once."""
         return self.sum(tensor) / max(self.copies, 1)
 
     def maximum(self, tensor: Tensor) -> Tensor:
-        """The maximum over ranks of each number; infinite where the number of a rank is not finite."""
+        """Return the maximum of each number over ranks; it is infinite where the number of a rank is not finite."""
         if self.count == 1:
             return tensor
         tensor = tensor.nan_to_num(nan=torch.inf, posinf=torch.inf)
@@ -154,7 +154,7 @@ class Ranks:
 
 
 def wrappers_in(model: nn.Module) -> list[nn.parallel.DistributedDataParallel]:
-    """The model itself or, where it is compiled or a part of another, those inside it."""
+    """Return the model itself if it is wrapped, or the wrappers inside it where it is compiled or a part of another."""
     return [module for module in model.modules() if isinstance(module, nn.parallel.DistributedDataParallel)]
 
 
@@ -165,7 +165,7 @@ class Message:
         self._tensor, self._work = tensor, work
 
     def received(self) -> Tensor:
-        """The result, once it is there."""
+        """Return the result, once it is there."""
         with explained():
             if self._work is not None:
                 self._work.wait()
@@ -173,7 +173,7 @@ class Message:
 
 
 def is_loss_of_a_rank(error: BaseException) -> bool:
-    """Whether an error says that another rank is gone, or has not answered in time."""
+    """Return whether an error says that another rank is gone, or has not answered in time."""
     # gloo's errors have no class of their own, but name its source.
     named = isinstance(error, RuntimeError) and re.search(r"gloo|nccl|timed out", str(error), re.IGNORECASE)
     return isinstance(error, dist.DistError) or bool(named)
@@ -181,7 +181,7 @@ def is_loss_of_a_rank(error: BaseException) -> bool:
 
 @contextmanager
 def explained() -> Iterator[None]:
-    """What to do when another rank does not answer."""
+    """Explain what to do when another rank does not answer."""
     try:
         yield
     except RuntimeError as error:
@@ -199,7 +199,7 @@ def _as_bytes(tensors: list[Tensor], device: torch.device | None = None) -> Tens
 
 
 def _in_a_row(tensor: Tensor) -> Tensor:
-    """The numbers of a tensor one behind the other; a single one may have any stride, until it is copied."""
+    """Return the numbers of a tensor one behind the other; a single one may have any stride, until it is copied."""
     row = tensor.contiguous().view(-1)
     return row if row.stride(0) == 1 else row.clone(memory_format=torch.contiguous_format)
 

@@ -12,37 +12,40 @@ from ..kronecker.layers.base import WHOLE
 
 
 def as_sharded(tensor: Tensor) -> Any:
-    """The tensor if it is a ``DTensor``, as ``fully_shard()`` makes parameters; otherwise None."""
+    """Return the tensor if it is a ``DTensor``, as ``fully_shard()`` makes parameters; otherwise None."""
     module = sys.modules.get("torch.distributed.tensor")  # to import it takes half as long as to import torch
     return tensor if module is not None and isinstance(tensor, module.DTensor) else None
 
 
 def layout_of(parameter: Tensor) -> Any:
-    """How ranks hold the parts of a parameter, as a ``DTensor``: itself, or the one of which it is marked as a part."""
+    """Return the ``DTensor`` that says how ranks hold a parameter; None where each has all of it.
+
+    It is the parameter itself, or the one of which the parameter is marked as a part.
+    """
     return getattr(parameter, WHOLE, None) if as_sharded(parameter) is None else parameter
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The part of a tensor that this rank holds, in the same memory."""
+    """Return the part of a tensor that this rank holds, in the same memory."""
     sharded = as_sharded(tensor)
     return tensor if sharded is None else sharded.to_local()
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """The whole tensor, collected from all ranks."""
+    """Return the whole tensor, collected from all ranks."""
     sharded = as_sharded(tensor)
     return tensor if sharded is None else sharded.full_tensor()
 
 
 def sharded_as(tensor: Tensor, like: Tensor) -> Tensor:
-    """A whole tensor, sharded as the parameter ``like`` if it has the same shape; otherwise the tensor itself."""
+    """Return a whole tensor sharded as the parameter ``like`` if it has the same shape; otherwise the tensor itself."""
     if as_sharded(like) is None or as_sharded(tensor) is not None or tensor.shape != like.shape:
         return tensor
     return joined(share(tensor, like).contiguous(), like)
 
 
 def joined(part: Tensor, like: Tensor) -> Tensor:
-    """A sharded tensor of which each rank has a part, as it has of the parameter ``like``."""
+    """Return a sharded tensor of which each rank has a part, as it has of the parameter ``like``."""
     if (sharded := as_sharded(like)) is None:
         return part
     mesh, placements = sharded.device_mesh, sharded.placements
@@ -50,19 +53,21 @@ def joined(part: Tensor, like: Tensor) -> Tensor:
 
 
 def share(tensor: Tensor, like: Tensor) -> Tensor:
-    """The part of a whole tensor that belongs to this rank, where ``like`` is sharded."""
+    """Return the part of a whole tensor that belongs to this rank, where ``like`` is sharded."""
     sharded = as_sharded(like)
     return tensor if sharded is None else tensor[_region(sharded, sharded.device_mesh.get_coordinate())]
 
 
 def region(like: Tensor, place: int) -> tuple[slice, ...]:
-    """The part of a tensor that a rank holds, by its place in the mesh of ``like``; all of it without a mesh."""
+    """Return the part of a tensor that a rank holds, by its place in the mesh of ``like``; all of it without a mesh."""
     sharded = layout_of(like)
     return () if sharded is None else _region(sharded, _coordinates(place, sharded.device_mesh.shape))
 
 
 def _region(sharded: Any, coordinates: Sequence[int]) -> tuple[slice, ...]:
-    """Where several dimensions of a mesh divide one of the tensor, the first divides it first, except that
+    """Return the part of a tensor at given coordinates of its mesh.
+
+    Where several dimensions of the mesh divide one of the tensor, the first divides it first, except that
     ``fully_shard()`` divides what tensor parallelism has left, and says so by strides.
     """
     starts, stops = [0] * sharded.ndim, list(sharded.shape)
@@ -77,7 +82,7 @@ def _region(sharded: Any, coordinates: Sequence[int]) -> tuple[slice, ...]:
 
 
 def holders_of(like: Tensor, place: int, count: int) -> list[int]:
-    """The places of ranks that together hold a tensor, among them the given one; copies are left out."""
+    """Return the places of ranks that together hold a tensor, among them the given one; copies are left out."""
     if (sharded := layout_of(like)) is None:
         return [place]
     shape, kinds = sharded.device_mesh.shape, [placement.is_replicate() for placement in sharded.placements]

@@ -23,7 +23,7 @@ Units = tuple[Tensor, Tensor]
 
 
 def portions(items: Iterable[Item], size: Callable[[Item], int], capacity: int) -> list[list[Item]]:
-    """The items in their order, as many together as the capacity allows; a larger item alone."""
+    """Group items in their order, as many together as the capacity allows; a larger item is alone."""
     found: list[list[Item]] = []
     left = 0
     for item in items:
@@ -37,19 +37,22 @@ def portions(items: Iterable[Item], size: Callable[[Item], int], capacity: int) 
 
 # ---------------------------------------------------------------------- the content of a message
 def moment_size(form: FactorForm, blocks: int) -> int:
-    """The numbers of a moment in a message: a symmetric matrix with each number once, or a projection and a trace."""
+    """Return how many numbers of a message a moment takes.
+
+    A symmetric matrix has each number once; otherwise there are a projection and a trace.
+    """
     if form.keeps_matrix:
         return blocks * packed_size(form.size)
     return blocks * (sum(torch.Size(shape).numel() for shape in form.covector_shapes) + 1)
 
 
 def statistics_size(layer: FactoredLayer) -> int:
-    """The numbers of a layer's statistics in a message: two moments, and the counts of rows and terms."""
+    """Return how many numbers of a message a layer's statistics take: two moments, and the counts of rows and terms."""
     return sum(moment_size(form, layer.layer.blocks) for form in layer.pair) + 2
 
 
 def encoded(layer: FactoredLayer, factors: Factors, statistics: Statistics, units: Units) -> Tensor:
-    """Statistics in given units as one vector, so that a sum of vectors is a sum of statistics."""
+    """Return statistics in given units as one vector, so that a sum of vectors is a sum of statistics."""
     sides = zip(layer.pair, factors, (statistics.inputs, statistics.outputs), units, strict=True)
     parts = [part for form, a, moment, unit in sides for part in _sent(summable(form, a, moment).in_unit(unit))]
     counts = [parts[0].new_full((1,), count) for count in (statistics.rows, statistics.terms)]
@@ -61,7 +64,7 @@ def _sent(moment: Moment) -> Sequence[Tensor]:
 
 
 def decoded(layer: FactoredLayer, vector: Tensor, units: Units, ranks: int) -> Statistics:
-    """The statistics of all ranks together, as means.
+    """Return the statistics of all ranks together, as means.
 
     The loss is the mean of the ranks' losses, which divides each output gradient once more.
     """
@@ -79,7 +82,7 @@ def decoded(layer: FactoredLayer, vector: Tensor, units: Units, ranks: int) -> S
 
 
 def _received(form: FactorForm, blocks: int, part: Tensor, unit: Tensor) -> Moment:
-    """The received moment, in a unit near its own size."""
+    """Return the received moment, in a unit near its own size."""
     moment = _moment_of(form, blocks, part, unit)
     return moment.in_unit(unit * power_of_two(moment.energy.sqrt()))
 
@@ -127,7 +130,7 @@ class StatisticsExchange:
         """By layer, the units in which all ranks send its moments."""
 
     def _filled(self, owned: list[tuple[FactoredLayer, int | None]]) -> list[Bucket]:
-        """The buckets in the order in which a backward pass completes them."""
+        """Return the buckets in the order in which a backward pass completes them."""
         place = {layer.index: -number for number, (layer, _) in enumerate(owned)}
         kinds = alike(reversed(owned), lambda item: (item[1], item[0].computing_dtype, item[0].weight.device))
         buckets = [
@@ -142,11 +145,11 @@ class StatisticsExchange:
         return [layer for bucket in self._buckets for layer in bucket.layers if layer.weight in due]
 
     def has_units(self, due: Collection[Tensor]) -> bool:
-        """Whether the ranks know the units of all layers that are due."""
+        """Return whether the ranks know the units of all layers that are due."""
         return all(layer.index in self.units for layer in self._due_layers(due))
 
     def agree_on_units(self, due: Collection[Tensor], known: Callable[[FactoredLayer], Statistics | None]) -> None:
-        """The largest unit of any rank becomes that of all, for layers that have none yet; all ranks take part."""
+        """Make the largest unit of any rank that of all, for layers that have none yet; all ranks take part."""
         new = [layer for layer in self._due_layers(due) if layer.index not in self.units]
         for same in alike(new, lambda layer: (layer.computing_dtype, layer.weight.device)):
             own = [unit for layer in same for unit in _own_units(layer, known(layer))]
@@ -156,11 +159,11 @@ class StatisticsExchange:
 
     # ------------------------------------------------------------------ sending
     def is_new(self, number: int) -> bool:
-        """Whether a backward pass of this number has brought nothing yet."""
+        """Return whether a backward pass of this number has brought nothing yet."""
         return number != self._pass
 
     def begin(self, number: int) -> None:
-        """A backward pass of this number brings statistics, which are added to those that are there."""
+        """Begin a backward pass, whose statistics are added to those that are there."""
         self._pass, self._next = number, 0
 
     @property
@@ -197,7 +200,7 @@ class StatisticsExchange:
 
     # ------------------------------------------------------------------ receiving
     def collect(self, due: Collection[Tensor]) -> dict[int, Tensor]:
-        """By layer, the sums since the last time, where this rank is to know them."""
+        """Return the sums since the last time by layer, where this rank is to know them."""
         if self._unsent:
             self._next = 0
             self.send_rest(due)
@@ -227,7 +230,7 @@ def _message_bytes(layer: FactoredLayer) -> int:
 
 
 def _own_units(layer: FactoredLayer, statistics: Statistics | None) -> Units:
-    """The units of what this rank's batch gave; zeros where it gave nothing."""
+    """Return the units of what this rank's batch gave, or zeros where it gave nothing."""
     if statistics is not None:
         return statistics.inputs.unit, statistics.outputs.unit
     none = torch.zeros(layer.layer.blocks, dtype=layer.computing_dtype, device=layer.weight.device)

@@ -41,7 +41,7 @@ def mark_parts(named: Iterable[tuple[str, Tensor]], group: dist.ProcessGroup | N
 
 
 def _dimension(name: str, p: Tensor) -> int | None:
-    """The dimension along which ranks have parts of a parameter; None where each has all of it."""
+    """Return the dimension along which ranks have parts of a parameter; None where each has all of it."""
     if not getattr(p, IS_PART, False):
         return None
     dimension = getattr(p, DIMENSION, None)

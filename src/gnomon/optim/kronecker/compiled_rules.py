@@ -17,7 +17,7 @@ Place = tuple[Tensor, Tensor, Tensor]
 
 
 def step_by_rms(layers: list[list[Place]], may: Tensor, units: Tensor, rates: Tensor) -> None:
-    """``B <- momentum B + (1 - momentum) D`` and ``W <- (1 - decay) W - far A / rms(A)``, in place.
+    """Set ``B <- momentum B + (1 - momentum) D`` and ``W <- (1 - decay) W - far A / rms(A)``, in place.
 
     A is Nesterov's ``momentum B + (1 - momentum) D`` with the new B. Nothing changes in a layer where ``may`` is False,
     or where A is zero or not finite. ``units`` are powers of two near the largest entry of each layer's gradient,
@@ -37,7 +37,10 @@ def step_by_rms(layers: list[list[Place]], may: Tensor, units: Tensor, rates: Te
 
 
 def _rms(tensors: list[Tensor], unit: Tensor) -> Tensor:
-    """The root mean square of all numbers together, in a unit where squares would vanish or overflow."""
+    """Return the root mean square of all numbers together.
+
+    It is computed in a unit where squares would vanish or overflow.
+    """
     size, (low, high) = sum(t.numel() for t in tensors), SAFE_RMS[tensors[0].dtype]
     usual = (_total([t.square() for t in tensors]) / size).sqrt()
     scaled = (_total([(t / unit).square() for t in tensors]) / size).sqrt() * unit
@@ -45,5 +48,5 @@ def _rms(tensors: list[Tensor], unit: Tensor) -> Tensor:
 
 
 def _total(tensors: list[Tensor]) -> Tensor:
-    """The sum of all numbers, by rows first: a single sum in float32 would lose digits."""
+    """Return the sum of all numbers, by rows first: a single sum in float32 would lose digits."""
     return torch.stack([t.reshape(len(t), -1).sum(1).sum() for t in tensors]).sum()

@@ -16,7 +16,7 @@ from .statistics import MatrixMoment, Moment, RowMoment, summed_moment
 
 @functools.lru_cache(maxsize=256)
 def update_and_step(pair: FactorPair, blocks: int, order: int) -> tuple[int, int]:
-    """The multiplications of an update of both factors, and of preconditioning a gradient.
+    """Return the multiplications of an update of both factors, and of preconditioning a gradient.
 
     The update is one from many rows; few rows make that of a dense factor cheaper.
     """
@@ -41,7 +41,7 @@ def update_and_step(pair: FactorPair, blocks: int, order: int) -> tuple[int, int
 
 @functools.lru_cache(maxsize=256)
 def turn_work(turn: Turn | None, blocks: int, d: int, p: int) -> int:
-    """The multiplications that make directions of averages; 0 where averages are directions as they are."""
+    """Return the multiplications that turn averages into directions; 0 where averages are directions as they are."""
     if turn is None:
         return 0
     with _counter() as counter:
@@ -54,7 +54,7 @@ def _stored(form: FactorForm) -> int:
 
 
 def _projection(form: FactorForm, a: tuple[Tensor, ...], blocks: int) -> Projection:
-    """The projection of a single row, or of the matrix of many rows where a form stores that."""
+    """Return the projection of a single row, or of the matrix of many rows where a form stores that."""
     ones, k = torch.ones(blocks, device="meta"), form.size
     moment: Moment = RowMoment(torch.ones(blocks, 1, k, device="meta"), ones)
     if form.keeps_matrix:
@@ -64,7 +64,7 @@ def _projection(form: FactorForm, a: tuple[Tensor, ...], blocks: int) -> Project
 
 @functools.lru_cache(maxsize=256)
 def moment_work(form: FactorForm, blocks: int, rows: int) -> int:
-    """The multiplications of a moment of so many rows."""
+    """Return the multiplications of a moment of so many rows."""
     factor = None if form.keeps_matrix else form.unpack(form.identity(blocks, torch.float32, "meta"))
     with _counter() as counter:
         ones = torch.ones(blocks, device="meta")
@@ -73,7 +73,7 @@ def moment_work(form: FactorForm, blocks: int, rows: int) -> int:
 
 
 def _counter():  # type: ignore[no-untyped-def]
-    """A counter of multiplications and additions; it is imported here because that takes a while."""
+    """Return a counter of multiplications and additions, which is imported here because that takes a while."""
     from torch.utils.flop_counter import FlopCounterMode
 
     return FlopCounterMode(display=False)

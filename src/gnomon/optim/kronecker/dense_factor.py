@@ -142,5 +142,5 @@ class DenseFactor:
         return matmul(x.mT, y)
 
     def keeps_square(self, rows: int, uses: int) -> bool:
-        """``k^3 + rows k^2`` multiplications with it, ``2 rows k^2`` at each use without it."""
+        """Compare ``k^3 + rows k^2`` multiplications with the square and ``2 rows k^2`` at each use without it."""
         return self.size < rows * uses

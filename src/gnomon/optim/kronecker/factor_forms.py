@@ -77,44 +77,50 @@ class FactorForm(MomentForm, Protocol):
 
     # the update
     def project(self, a: Element, moment: Moment) -> Projection:
-        """``A^T S A``."""
+        """Return ``A^T S A``."""
 
     def through(self, a: Element, rows: Tensor) -> Tensor:
-        """``A^T x`` for each row x, or ``A A^T x`` where A is not stored."""
+        """Return ``A^T x`` for each row x, or ``A A^T x`` where A is not stored."""
 
     def project_product(self, x: tuple[Tensor, Tensor], z: tuple[Tensor, Tensor]) -> Projection:
-        """``A^T S A`` for a symmetric ``S = X^T Z``, from the rows as they are and as :meth:`through` gives them."""
+        """Return ``A^T S A`` for a symmetric ``S = X^T Z``.
+
+        X and Z are given by their rows as they are and as :meth:`through` gives them.
+        """
 
     def mean_square(self, a: Element) -> Tensor:
-        """``tr(A^T A) / k``."""
+        """Return ``tr(A^T A) / k``."""
 
     def tangent(self, a: Element, h: Projection, weight: Tensor, damping: Tensor, limit: float, rate: float) -> Element:
-        """``rate/2 P(weight H + damping A^T A - I)``, scaled back where its spectral norm is above ``limit``.
+        """Return ``rate/2 P(weight H + damping A^T A - I)``, scaled back where its spectral norm is above ``limit``.
 
         P keeps diagonals and symmetric blocks and doubles couplings. The sum is scaled as a whole: a bound on the
         curvature alone would leave the growth by the identity without a counterweight.
         """
 
     def moved(self, a: Element, m: Element, order: int, factor: float) -> Element:
-        """``A Exp(factor m)``."""
+        """Return ``A Exp(factor m)``."""
 
     def rescaled(self, a: Element, factor: Tensor) -> Element:
-        """``factor A``, in the memory of A."""
+        """Return ``factor A``, in the memory of A."""
 
     # the preconditioner
     def square(self, a: Element) -> Element:
-        """``A A^T`` in the form that :meth:`apply_square` takes."""
+        """Return ``A A^T`` in the form that :meth:`apply_square` takes."""
 
     def apply_square(
         self, square: Element, rows: Tensor, overwrite: bool = False, scratch: Tensor | None = None
     ) -> Tensor:
-        """``A A^T x`` for each row x; it may be in the memory of the rows, or in ``scratch``, laid out as they are."""
+        """Return ``A A^T x`` for each row x.
+
+        The result may be in the memory of the rows, or in ``scratch``, laid out as they are.
+        """
 
     def project_outer(self, x: Tensor, y: Tensor) -> Tensor:
-        """``x^T y``, restricted to the structure and packed."""
+        """Return ``x^T y``, restricted to the structure and packed."""
 
     def keeps_square(self, rows: int, uses: int) -> bool:
-        """Whether to compute and store ``A A^T`` is cheaper than to apply A twice, for so many uses."""
+        """Return whether to compute and store ``A A^T`` is cheaper than to apply A twice, for so many uses."""
 
 
 class FactorPair(NamedTuple):

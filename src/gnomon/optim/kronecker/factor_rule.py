@@ -30,52 +30,52 @@ class FactorRule(Protocol):
         """The parts of the state that ranks need which apply factors without updating them."""
 
     def pair(self, groups: tuple[Group, Group], dtype: torch.dtype, settings: Settings) -> FactorPair:
-        """The forms of a layer's factors; settings may be functions of the step."""
+        """Return the forms of a layer's factors; settings may be functions of the step."""
 
     def shapes(self, layer: FactoredLayer) -> dict[str, tuple[int, ...]]:
-        """The shapes of the tensors in the state of a layer."""
+        """Return the shapes of the tensors in the state of a layer."""
 
     def dtypes(self, layer: FactoredLayer) -> dict[str, torch.dtype]:
-        """The types of the same tensors."""
+        """Return the types of the same tensors."""
 
     def initial(self, layer: FactoredLayer, key: str) -> Tensor:
-        """What a tensor of the state begins with."""
+        """Return what a tensor of the state begins with."""
 
     def projection_factors(self, layer: FactoredLayer, state: State) -> Factors:
-        """The factors through which rows are projected when they come; None for moments as they are."""
+        """Return the factors through which rows are projected when they come; None for moments as they are."""
 
     def update(self, stack: Stack, settings: Settings, source: Statistics | Tensor, ok: Tensor) -> Tensor:
-        """Update the factors where ``ok`` is True; gives whether each layer's new factors are finite."""
+        """Update the factors where ``ok`` is True; return whether each layer's new factors are finite."""
 
     def apply(
         self, stack: Stack, side: Side, rows: Tensor, uses: int, overwrite: bool, scratch: Tensor | None
     ) -> Tensor:
-        """A side of the preconditioner times each row; the same is asked for ``uses`` times between updates."""
+        """Multiply each row by a side of the preconditioner; the same is asked for ``uses`` times between updates."""
 
     def levels(self, stack: Stack) -> Tensor | None:
-        """The units of the preconditioner for each block, where it has units of its own."""
+        """Return the units of the preconditioner for each block, or None where it has none of its own."""
 
     def forget_products(self, layers: Iterable[FactoredLayer]) -> None:
         """Drop what was computed from factors that have changed."""
 
     def loaded(self, layer: FactoredLayer, state: State) -> State:
-        """A state that was saved with factors in other forms, in the forms of this layer."""
+        """Return a state that was saved with factors in other forms, in the forms of this layer."""
 
     def check(self, layers: Iterable[FactoredLayer], settings: Settings) -> None:
         """Raise where a setting was changed to a value that the state of a layer has no place for."""
 
     # for several ranks, and for people
     def sent(self, layer: FactoredLayer, key: str, value: Tensor) -> Tensor:
-        """A part of the state as it is sent to other ranks."""
+        """Return a part of the state as it is sent to other ranks."""
 
     def received(self, layer: FactoredLayer, key: str, sent: Tensor) -> Tensor:
-        """The inverse of :meth:`sent`."""
+        """Return the part of the state that :meth:`sent` has turned into what was sent."""
 
     def work(self, layer: FactoredLayer) -> tuple[int, int]:
-        """The multiplications of an update of a layer's factors, and of preconditioning its gradient."""
+        """Return the multiplications of an update of a layer's factors, and of preconditioning its gradient."""
 
     def product_bytes(self, layer: FactoredLayer, uses: int) -> int:
-        """The bytes of what is stored between updates beside the state."""
+        """Return the bytes of what is stored between updates beside the state."""
 
     @property
     def cached_tensors(self) -> list[Tensor]:
@@ -89,7 +89,7 @@ class DirectionRule(Protocol):
         """Raise where the rule cannot serve the layers of a model."""
 
     def turn(self, layer: FactoredLayer) -> Turn | None:
-        """The function that a layer's averages go through; None where they are directions as they are.
+        """Return the function that turns a layer's averages into directions; None where they are such already.
 
         It is asked for when the optimizer is built, and again when the number of rows of a batch is known.
         """

@@ -76,14 +76,17 @@ class Curvature:
         return self.mean * self.unit
 
     def relative_to(self, level: Tensor | None = None) -> Curvature:
-        """The curvature over ``level``, an absolute mean; over its own mean without one, or where that is zero."""
+        """Return the curvature over ``level``, an absolute mean.
+
+        Without a level, or where it is zero, it is over its own mean.
+        """
         factor = 1 / torch.where(self.mean > 0, self.mean, 1)
         if level is not None:
             factor = torch.where(level > 0, (self.unit / level).to(factor.dtype), factor)
         return self._times(factor)
 
     def absolute(self) -> Curvature:
-        """The curvature in no unit."""
+        """Return the curvature in no unit."""
         return self._times(self.unit.to(self.mean.dtype))
 
     def _times(self, factor: Tensor) -> Curvature:
@@ -92,7 +95,7 @@ class Curvature:
 
 
 def curvature(pair: FactorPair, k: Element, c: Element, s: Statistics) -> Curvature:
-    """``tr(H_C)/d H_K`` and ``tr(H_K)/p H_C``: the projections of ``mu_AA x mu_GG``."""
+    """Return ``tr(H_C)/d H_K`` and ``tr(H_K)/p H_C``, the projections of ``mu_AA x mu_GG``."""
     p, d, weight = pair.left.size, pair.right.size, s.terms / max(s.rows, 1)
     in_k, in_c = pair.left.project(k, s.inputs), pair.right.project(c, s.outputs)
     return Curvature(
@@ -106,7 +109,7 @@ def curvature(pair: FactorPair, k: Element, c: Element, s: Statistics) -> Curvat
 
 
 def gradient_curvature(pair: FactorPair, k: Element, c: Element, gradient: Tensor) -> Curvature:
-    """``Y^T Y / d`` and ``Y Y^T / p`` with ``Y = C^T G K``: the projections of ``vec(G) vec(G)^T``.
+    """Return ``Y^T Y / d`` and ``Y Y^T / p`` with ``Y = C^T G K``, the projections of ``vec(G) vec(G)^T``.
 
     At the fixed point ``S_a = E[G S_b^-1 G^T] / p`` and ``S_b = E[G^T S_a^-1 G] / d`` with ``C C^T = S_a^-1`` and
     ``K K^T = S_b^-1``: the Kronecker product nearest to the covariance of G in the sense of Kullback and Leibler.
@@ -156,7 +159,7 @@ def update(
     ok: Tensor,
     layers: int,
 ) -> Update:
-    """Pure function that computes new factors from old factors and the statistics of a batch, or a gradient matrix.
+    """Compute new factors from old factors and the statistics of a batch, or a gradient matrix; a pure function.
 
     The factors are those of ``layers`` layers, block after block. With a ``level``, the running mean of the curvature,
     curvature and damping are relative to the mean. Nothing changes where ``ok`` is False.
@@ -189,7 +192,10 @@ def update(
 def _moved(
     form: FactorForm, a: Element, tangent: Element, momentum: Tensor | None, settings: UpdateSettings, gates: Tensor
 ) -> tuple[Element, Tensor | None]:
-    """``m <- a1 m + tangent`` and ``A <- A Exp(-m)``, b1 being in one of them; nothing changes where a gate is zero."""
+    """Set ``m <- a1 m + tangent`` and ``A <- A Exp(-m)``, with b1 in one of them.
+
+    Nothing changes where a gate is zero.
+    """
     # A tangent of zeros changes nothing; to choose between old and new values would take longer.
     m = tuple(block.nan_to_num_(0.0, 0.0, 0.0).mul_(align(gates, block)) for block in tangent)
     if momentum is not None:
@@ -202,7 +208,7 @@ def _moved(
 
 
 def imbalance(size_k: Tensor, size_c: Tensor) -> Tensor:
-    """The power of two by which K is divided and C multiplied, from ``tr(K^T K)/p`` and ``tr(C^T C)/d``.
+    """Return the power of two by which K is divided and C multiplied, from ``tr(K^T K)/p`` and ``tr(C^T C)/d``.
 
     ``K K^T x C C^T`` does not change with it, to the last bit. Nothing in the update holds the scales of K and C alone,
     and its higher orders let them drift apart until products overflow. So the two are balanced as soon as their mean
@@ -213,13 +219,13 @@ def imbalance(size_k: Tensor, size_c: Tensor) -> Tensor:
 
 
 def finite_layers(tensors: Iterable[Tensor], layers: int) -> Tensor:
-    """Whether all blocks of each layer are finite in all tensors."""
+    """Return whether all blocks of each layer are finite in all tensors."""
     sums = [tensor.sum(tuple(range(1, tensor.ndim))) for tensor in tensors]  # not finite where an entry is not
     return torch.stack(sums).isfinite().all(0).view(layers, -1).all(1)
 
 
 def _followed(level: Tensor, now: Tensor) -> Tensor:
-    """The running mean of the curvature; it begins with the first mean that is not zero."""
+    """Return the running mean of the curvature, which begins with the first mean that is not zero."""
     return torch.where(level > 0, level.lerp(now, 1 - LEVEL_MEMORY), now)
 
 
@@ -229,7 +235,10 @@ FORMS = ("factor", "gram", "packed gram")
 
 
 def form_number(form: FactorForm) -> int:
-    """The number that stands for a form in a saved state: a place in :data:`FORMS`, or one of a sparse structure."""
+    """Return the number that stands for a form in a saved state.
+
+    It is a place in :data:`FORMS`, or a number of a sparse structure.
+    """
     if isinstance(form, StructuredFactor):
         return len(FORMS) + zlib.crc32(repr(form.group).encode())
     return FORMS.index(form.form)
@@ -254,9 +263,10 @@ class InverseFreeFactors:
         return FactorPair(left, right)
 
     def _form(self, group: Group, dtype: torch.dtype, settings: Settings) -> FactorForm:
-        """A dense factor without momentum is stored as its product with itself, where rounding allows that.
+        """Return the form of a factor.
 
-        Half precision does not: entries that are rounded at random would not be symmetric.
+        A dense one without momentum is stored as its product with itself, where rounding allows that. Half precision
+        does not: entries that are rounded at random would not be symmetric.
         """
         config, momentum, damping = self.config, settings["precond_momentum"], settings["damping"]
         has_momentum = callable(momentum) or bool(momentum)
@@ -330,7 +340,7 @@ class InverseFreeFactors:
         return k, c
 
     def factors(self, stack: Stack) -> tuple[Element, Element]:
-        """K and C, in the type that is computed in."""
+        """Return K and C in the type that is computed in."""
         pair = stack.pair
         return pair.left.unpack(stack.get("K").to(stack.dtype)), pair.right.unpack(stack.get("C").to(stack.dtype))
 
@@ -360,7 +370,7 @@ class InverseFreeFactors:
         return new.finite
 
     def _compiles(self, pair: FactorPair) -> bool:
-        """Whether an update is compiled; large products and Fourier transforms take longer that way."""
+        """Return whether an update is compiled; large products and Fourier transforms take longer that way."""
         if not (self.config.compile and can_compile()):
             return False
         return all(
@@ -395,11 +405,11 @@ class InverseFreeFactors:
         return form.apply_square(self._product(stack, side, form, dtype), rows, overwrite, scratch)
 
     def keeps_product(self, form: FactorForm, rows: int, uses: int) -> bool:
-        """Whether ``A A^T`` is stored between updates, for uses with so many rows."""
+        """Return whether ``A A^T`` is stored between updates, for uses with so many rows."""
         return not self._low_memory and bool(form.square_size) and form.keeps_square(rows, uses)
 
     def _product(self, stack: Stack, side: Side, form: FactorForm, dtype: torch.dtype) -> Element:
-        """``A A^T``, cached until A changes, unless it is A itself or memory is to be low."""
+        """Return ``A A^T``, cached until A changes, unless it is A itself or memory is to be low."""
         if self._low_memory or not form.square_size:
             return form.square(form.unpack(stack.get(side).to(dtype)))
         place = dtype, stack.layers[0].layer.weight.device
@@ -426,7 +436,7 @@ class InverseFreeFactors:
 
     # ------------------------------------------------------------------ for several ranks, and for people
     def sent(self, layer: FactoredLayer, key: str, value: Tensor) -> Tensor:
-        """A symmetric matrix is sent with each number once."""
+        """Return a part of the state as it is sent; a symmetric matrix is sent with each number once."""
         return pack_symmetric(value) if self._is_symmetric(layer, key) else value
 
     def received(self, layer: FactoredLayer, key: str, sent: Tensor) -> Tensor:
@@ -450,7 +460,7 @@ class InverseFreeFactors:
 
 
 def _converted(form: FactorForm, old: str, stored: Tensor) -> Tensor:
-    """A stored factor of another form: ``K K^T`` becomes its Cholesky factor, and K its product with itself.
+    """Convert a stored factor of another form: ``K K^T`` becomes its Cholesky factor, and K its product with itself.
 
     One of another size stays as it is: its shape is refused later.
     """
@@ -465,10 +475,10 @@ def _converted(form: FactorForm, old: str, stored: Tensor) -> Tensor:
 
 # ---------------------------------------------------------------------- schedules of b1
 def published_precond_lr(step: int) -> float:
-    """The paper's warm-up of b1: 0.0002 for 100 iterations, 0.002 up to 500, then 0.01."""
+    """Return b1 of the paper's warm-up: 0.0002 for 100 iterations, 0.002 up to 500, then 0.01."""
     return 0.0002 if step < 100 else 0.002 if step < 500 else 0.01
 
 
 def early_average(step: int) -> float:
-    """The default b1: 1/2, 1/3, 1/4 and 1/5 from then on, so that the first updates are plain averages."""
+    """Return the default b1: 1/2, 1/3, 1/4 and 1/5 from then on, so that the first updates are plain averages."""
     return max(0.2, 1 / (step + 2))

@@ -32,7 +32,7 @@ hardly shrink there."""
 
 
 def is_safe(k: int, damping: float, eps: float) -> bool:
-    """Whether rounding leaves P positive definite, for a factor of size k without momentum.
+    """Return whether rounding leaves P positive definite, for a factor of size k without momentum.
 
     Curvature in units of its mean lies below k, so that the eigenvalues of P are about ``1 / k`` at least and
     ``1 / damping`` at most. The product of curvature and P has an error of ``eps k / damping`` in all directions, which
@@ -104,7 +104,7 @@ class GramFactor:
         raise NotImplementedError("a gram factor has no momentum")
 
     def to_dense(self, a: Element) -> Tensor:
-        """The lower triangular A with ``A A^T = P``."""
+        """Return the lower triangular A with ``A A^T = P``."""
         return torch.linalg.cholesky(a[0].double()).to(a[0].dtype)
 
     def from_dense(self, matrix: Tensor) -> Element:
@@ -112,13 +112,13 @@ class GramFactor:
 
     # ------------------------------------------------------------------ the update
     def project_rows(self, a: Element | None, rows: Tensor) -> Element:
-        """``(Y, Z, Z X^T, r X^T)`` of :meth:`_thin` for ``S = X^T X``."""
+        """Return ``(Y, Z, Z X^T, r X^T)`` of :meth:`_thin` for ``S = X^T X``."""
         assert a is not None
         y = product(rows, a[0])
         return self._thin(rows, y, y)
 
     def _thin(self, x: Tensor, y: Tensor, z: Tensor) -> Element:
-        """Y, Z, ``Z X^T`` and ``r X^T`` for ``S = X^T W`` with ``Y = X P`` and ``Z = W P``.
+        """Return Y, Z, ``Z X^T`` and ``r X^T`` for ``S = X^T W`` with ``Y = X P`` and ``Z = W P``.
 
         r is the vector from which :func:`largest_eigenvalue` begins.
         """
@@ -147,7 +147,7 @@ class GramFactor:
         return a[0].diagonal(dim1=-2, dim2=-1).sum(-1) / self.size
 
     def tangent(self, a: Element, h: Projection, weight: Tensor, damping: Tensor, limit: float, rate: float) -> Element:
-        """``2 b`` and ``2 b damping``, and what the first move takes from P: a matrix, or Y and B of ``Y^T B``.
+        """Return ``2 b`` and ``2 b damping``, and what the first move takes from P: a matrix, or Y and B of ``Y^T B``.
 
         Where the spectral norm of ``b H`` is above ``limit``, b is as much smaller.
         """
@@ -195,7 +195,7 @@ class GramFactor:
 def _rates(
     a: Element, largest: Tensor, weight: Tensor, damping: Tensor, limit: float, rate: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """b, the weight and the damping as factors for matrices, from the largest eigenvalue of ``S P``.
+    """Return b, the weight and the damping as factors for matrices, from the largest eigenvalue of ``S P``.
 
     Beside the limit, ``2 b (damping p - 1)`` is bounded for the largest eigenvalue p of P: at 1 the second move would
     be singular. A half leaves room for an eigenvalue that is estimated from below.
@@ -206,7 +206,7 @@ def _rates(
 
 
 def largest_eigenvalue(matrix: Tensor) -> Tensor:
-    """The largest eigenvalue of a matrix that is similar to a positive semi-definite one.
+    """Return the largest eigenvalue of a matrix that is similar to a positive semi-definite one.
 
     It is estimated from below by nine steps of the power method.
     """
@@ -216,16 +216,16 @@ def largest_eigenvalue(matrix: Tensor) -> Tensor:
 
 
 def largest_eigenvalue_by_rows(zx: Tensor, rx: Tensor, z: Tensor) -> Tensor:
-    """The largest eigenvalue of ``X^T Z``, from ``Z X^T`` and ``r X^T``, where r is where the power method begins.
+    """Return the largest eigenvalue of ``X^T Z`` from ``Z X^T`` and ``r X^T``.
 
-    ``r (X^T Z)^j`` is ``(r X^T) (Z X^T)^(j-1) Z``.
+    r is the vector with which the power method begins. ``r (X^T Z)^j`` is ``(r X^T) (Z X^T)^(j-1) Z``.
     """
     unit, *rows = _powers(zx, _of_length_one(rx.unsqueeze(-2)), 8)
     return _growth(matmul(_of_length_one(torch.cat(rows, -2)), z)) * unit
 
 
 def _powers(matrix: Tensor, row: Tensor, steps: int) -> tuple[Tensor, Tensor, Tensor]:
-    """A unit, and the row after the last step but one and after the last, in that unit.
+    """Return a unit, and the row after the last step but one and after the last, in that unit.
 
     The largest eigenvalue lies between the trace and its k-th part. In units of their geometric mean nine steps
     lengthen or shorten a row by ``k^4.5`` at most, and it begins as long as the root of the unit, so that before and
@@ -247,6 +247,6 @@ def _of_length_one(rows: Tensor) -> Tensor:
 
 
 def _growth(rows: Tensor) -> Tensor:
-    """The length of the second row over that of the first, in float64, where no square of a float32 vanishes."""
+    """Return the length of the second row over that of the first, in float64, where no square of a float32 vanishes."""
     first, second = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).unbind(-1)
     return (second / first.clamp(min=torch.finfo(rows.dtype).tiny)).to(rows.dtype)

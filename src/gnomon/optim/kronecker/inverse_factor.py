@@ -69,7 +69,7 @@ class InverseFactors:
         return state
 
     def check(self, layers: Iterable[FactoredLayer], settings: Settings) -> None:
-        """All settings may change at any time."""
+        """Accept all settings, which may change at any time."""
 
     # ------------------------------------------------------------------ the update
     def projection_factors(self, layer: FactoredLayer, state: State) -> Factors:
@@ -92,7 +92,7 @@ class InverseFactors:
         return finite
 
     def _averaged(self, stack: Stack, name: str, mean: Mean, decay: float) -> dict[str, Tensor]:
-        """An average with a new mean in it, and its unit."""
+        """Return an average with a new mean in it, and its unit."""
         old, (values, unit) = stack.get(name), mean
         values, weight = values.view_as(old), values.new_full((len(values),), 1 - decay)
         if not self.relative:
@@ -105,7 +105,7 @@ class InverseFactors:
         return {f"{name}_unit": common, name: old.lerp(values, align(weight, old))}
 
     def _means(self, stack: Stack, source: Statistics | Tensor) -> tuple[Mean, Mean]:
-        """``mu_AA`` and ``mu_GG``; from gradients alone, ``G^T S^-1 G / d`` and ``G A^-1 G^T / p``."""
+        """Return ``mu_AA`` and ``mu_GG``; from gradients alone, ``G^T S^-1 G / d`` and ``G A^-1 G^T / p``."""
         left, right = stack.pair
         if isinstance(source, Statistics):
             a, s = mean_moments(stack.pair, (None, None), source)
@@ -119,7 +119,7 @@ class InverseFactors:
         )
 
     def _inverse(self, average: Tensor, damping: float) -> Tensor:
-        """``(M + damping I)^-1``, of a matrix by its Cholesky factor or of a diagonal; NaN where there is none.
+        """Return ``(M + damping I)^-1``, of a matrix by its Cholesky factor or of a diagonal; NaN where there is none.
 
         A relative one is that of M in units of its mean, so that directions of different updates are averaged alike.
         """
@@ -152,7 +152,7 @@ class InverseFactors:
         return torch.where(level > 0, level, 1.0)
 
     def forget_products(self, layers: Iterable[FactoredLayer]) -> None:
-        """Nothing is stored beside the state."""
+        """Do nothing: no products are stored beside the state."""
 
     # ------------------------------------------------------------------ for several ranks, and for people
     def sent(self, layer: FactoredLayer, key: str, value: Tensor) -> Tensor:
@@ -176,5 +176,5 @@ class InverseFactors:
 
 
 def _mean_diagonal(matrix: Tensor) -> Tensor:
-    """The mean of the diagonal of each matrix of a batch, or of each vector that stands for a diagonal matrix."""
+    """Return the mean of the diagonal of each matrix of a batch; a vector stands for a diagonal matrix."""
     return (matrix if matrix.ndim == 2 else matrix.diagonal(dim1=-2, dim2=-1)).mean(-1)

@@ -14,7 +14,7 @@ TABLES = ("embed", "wte", "wpe")
 
 
 def model_of(groups: Iterable[Settings]) -> tuple[nn.Module, list[Settings]]:
-    """A model that has the parameters of groups under their names, and the groups with parameters alone.
+    """Return a model that has the parameters of groups under their names, and the groups with parameters alone.
 
     It computes nothing: it tells an optimizer the names and kinds of parameters. A weight whose name is that of an
     embedding belongs to one in the model.

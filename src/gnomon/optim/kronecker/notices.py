@@ -15,8 +15,9 @@ LARGE_PART, MANY_NUMBERS = 1 / 3, 10_000
 
 
 def warn_of_model(names: Mapping[nn.Parameter, str], others: Iterable[nn.Parameter], trained: int) -> None:
-    """Warn of what an optimizer does not train in its own way: ``others`` are the parameters without factors among
-    ``trained`` numbers.
+    """Warn of what an optimizer does not train in its own way.
+
+    ``others`` are the parameters without factors among ``trained`` numbers.
     """
     warn_of_points(names)
     largest = sorted(others, key=lambda p: -p.numel())

@@ -75,7 +75,10 @@ def check_gradients(names: dict[nn.Parameter, str], groups: list[Settings]) -> N
 
 
 def begins_with_zeros(parameters: list[nn.Parameter], groups: list[Settings], strategy: Alone) -> bool:
-    """Whether this is the first step and all gradients are zeros, as where a program asks for the state alone."""
+    """Return whether this is the first step and all gradients are zeros.
+
+    So it is where a program asks for the state alone.
+    """
     if any(group["step"] for group in groups):
         return False
     return not strategy.maximum(peaks(strategy.local([gradient_of(p) for p in parameters]))).any()
@@ -96,7 +99,7 @@ def make_state(
 
 
 def look_around(collector: Collector) -> None:
-    """Before the first step, warn of ranks and modules that the hooks do not see."""
+    """Warn, before the first step, of ranks and modules that the hooks do not see."""
     if not collector.is_watching:
         return
     if collector.strategy.count == 1 and not collector.strategy.is_sharded:
@@ -219,7 +222,7 @@ class KroneckerOptimizer(Optimizer):
             self._preconditioner.drop_what_others_store(layer)
 
     def _adopt_wrapper(self, wrapper: Any) -> None:
-        """The model was wrapped after the optimizer was built, which shows in a forward pass; its hooks stay."""
+        """Share the work with other ranks if a forward pass shows that the model has been wrapped; the hooks stay."""
         strategy = self._sharing(self._model, wrapper)
         if strategy.count > 1:
             self._use_strategy(strategy)
@@ -239,7 +242,10 @@ class KroneckerOptimizer(Optimizer):
         return self._registry.layers
 
     def _cost(self, layer: FactoredLayer) -> float:
-        """What is balanced over ranks: memory where layers are stored by one rank each, else the work of an update."""
+        """Return what is balanced over ranks.
+
+        It is memory where layers are stored by one rank each, else the work of an update.
+        """
         row = layer_row(self._rule, layer, layer.name, self._config, self.param_groups[0]["update_every"])
         return row.bytes if self._strategy.stores_apart else row.update
 
@@ -248,7 +254,7 @@ class KroneckerOptimizer(Optimizer):
         self._collector.close()
 
     def __getstate__(self) -> Settings:
-        """Copies and pickles have what torch stores and the collaborators; hooks and ranks are found again."""
+        """Return what torch stores and the collaborators, for copies and pickles, which find hooks and ranks again."""
         return {**super().__getstate__(), **own_attributes(self), "_strategy": None}
 
     def __setstate__(self, state: Settings) -> None:
@@ -261,7 +267,7 @@ class KroneckerOptimizer(Optimizer):
     @outside_of_graphs
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """One step from the gradients that are there; parameters without one stay.
+        """Take one step from the gradients that are there; parameters without one stay.
 
         If an entry of a gradient is not finite no parameter and no state changes, and ``skipped_steps`` counts it.
         """
@@ -338,7 +344,7 @@ class KroneckerOptimizer(Optimizer):
 
     # ------------------------------------------------------------------ before a step
     def _checked_parameters(self) -> list[nn.Parameter]:
-        """The parameters with a gradient; raises where one could not be used, before anything changes."""
+        """Return the parameters with a gradient; raise where one could not be used, before anything changes."""
         names = parameter_names(self._model)
         self._drop_what_is_gone(names)
         parameters = [p for group in self.param_groups for p in group["params"] if p.grad is not None and p.numel()]
@@ -354,7 +360,7 @@ class KroneckerOptimizer(Optimizer):
         return parameters
 
     def observe(self, output: Tensor, likelihood: Likelihood = "categorical") -> None:
-        """For ``fisher="mc"``: statistics from targets that are drawn from the model's own predictions.
+        """Collect statistics from targets that are drawn from the model's own predictions, for ``fisher="mc"``.
 
         Call it with the model's output before the loss's backward pass; the graph is kept for that. ``"categorical"``
         takes logits along the last dimension, ``"bernoulli"`` logits, ``"gaussian"`` means with unit variance. Before a
@@ -385,7 +391,7 @@ class KroneckerOptimizer(Optimizer):
         return int(self.param_groups[0].get("skipped_updates", 0)) + self._collector.empty_batches
 
     def state_dict(self) -> Settings:
-        """The state, as torch's optimizers give it."""
+        """Return the state, as torch's optimizers give it."""
         self._collector.read_verdict(self.param_groups[0])
         return super().state_dict()
 
@@ -409,7 +415,7 @@ class KroneckerOptimizer(Optimizer):
             super().load_state_dict(state_dict)
 
     def _follow_state(self) -> None:
-        """The state is another: forget what came from the old one."""
+        """Forget what came from the old state after another one has been loaded."""
         self._collector.forget()
         self._strategy.forget()
         self._preconditioner.forget(self._layers.values())
@@ -420,7 +426,10 @@ class KroneckerOptimizer(Optimizer):
         self._collector.due = due_weights(self.param_groups)
 
     def memory_usage(self) -> int:
-        """Bytes of the state that this rank stores, cached products included; before the first step, that it will."""
+        """Return the bytes of the state that this rank stores, cached products included.
+
+        Before the first step these are the bytes that it will store.
+        """
         self._drop_what_is_gone(parameter_names(self._model))
         states = [state for state in self.state.values() if isinstance(state, dict)]
         if not states:
@@ -428,7 +437,7 @@ class KroneckerOptimizer(Optimizer):
         return stored_bytes(states, self._strategy, self._rule)
 
     def summary(self) -> Summary:
-        """What each parameter gets: structure, bytes of state, multiplications of an update and of a step.
+        """Return what each parameter gets: structure, bytes of state, multiplications of an update and of a step.
 
         ``print(optimizer.summary())`` shows it as a table, and so does a notebook; programs take its ``rows``.
         """

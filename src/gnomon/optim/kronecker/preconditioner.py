@@ -46,7 +46,7 @@ class Skips:
     def count(self, names: tuple[str, ...], skipped: Tensor) -> list[tuple[str, int]]:
         """Add one for each name that was skipped, and begin again at zero for the others.
 
-        Gives the names whose counts have passed a limit for the first time, with the counts.
+        Return the names whose counts have passed a limit for the first time, with the counts.
         """
         counts = skipped * (self._counts[names].to(skipped.device) + 1 if names in self._counts else 1)
         self._counts[names] = counts
@@ -78,11 +78,11 @@ class Preconditioner:
 
     # ------------------------------------------------------------------ state
     def stored_keys(self, layer: FactoredLayer) -> Collection[str]:
-        """The parts of a layer's state that this rank stores."""
+        """Return the parts of a layer's state that this rank stores."""
         return self.strategy.stored_keys(layer, self.rule)
 
     def stack(self, layers: Sequence[FactoredLayer]) -> Stack:
-        """Layers of one kind with their states, which are created where they are missing."""
+        """Return layers of one kind with their states, which are created where they are missing."""
         for layer in layers:
             state = self._states[layer.layer.weight]
             for key in self.stored_keys(layer):
@@ -96,7 +96,7 @@ class Preconditioner:
             self.stack([layer])
 
     def projection_factors(self, layer: FactoredLayer) -> Factors:
-        """The factors through which a layer's rows are projected when they come."""
+        """Return the factors through which a layer's rows are projected when they come."""
         if all(form.keeps_matrix for form in layer.pair):
             return None, None
         self.stack([layer])
@@ -133,7 +133,7 @@ class Preconditioner:
     def update(self, due: Sequence[Move], collector: StatisticsSource, ok: Tensor) -> Tensor:
         """Update the factors of layers where ``ok`` is True, and send them to other ranks.
 
-        Gives how many layers were skipped because their curvature was not finite.
+        Return how many layers were skipped because their curvature was not finite.
         """
         strategy, skipped = self.strategy, torch.zeros((), dtype=torch.long, device=ok.device)
         strategy.gather_gradients([move.layer for move in due if not collector.was_reached(move.layer)])
@@ -154,7 +154,7 @@ class Preconditioner:
         return strategy.sum(skipped)
 
     def _source(self, layers: Sequence[FactoredLayer], collector: StatisticsSource) -> Statistics | Tensor:
-        """The statistics of layers of one kind, or their gradients where there are none."""
+        """Return the statistics of layers of one kind, or their gradients where there are none."""
         known = [s for layer in layers if (s := collector.statistics(layer)) is not None]
         if known:
             return joined(known)
@@ -162,7 +162,7 @@ class Preconditioner:
         return cat(matrices).to(layers[0].computing_dtype)
 
     def _has_curvature(self, layer: FactoredLayer, collector: StatisticsSource) -> bool:
-        """Whether there are statistics, or the gradient stands in for them.
+        """Return whether there are statistics, or the gradient stands in for them.
 
         Where a model applies a weight by a function, no hook sees its rows. To take the gradient then needs relative
         curvature, because the two have different units.
@@ -174,7 +174,7 @@ class Preconditioner:
 
     # ------------------------------------------------------------------ directions
     def directions(self, moving: Sequence[Move], collector: StatisticsSource) -> tuple[list[list[Move]], list[Tensor]]:
-        """The layers whose directions this rank computes, in stacks, and the directions of each stack.
+        """Return the layers whose directions this rank computes, in stacks, and the directions of each stack.
 
         Directions are valid until the next step.
         """
@@ -193,11 +193,11 @@ class Preconditioner:
         return stacks, found
 
     def levels(self, moving: Sequence[Move]) -> Tensor | None:
-        """The units of the preconditioner of layers of one kind, where it has units of its own."""
+        """Return the units of the preconditioner of layers of one kind, or None where it has none of its own."""
         return self.rule.levels(self.stack([move.layer for move in moving]))
 
     def _preconditioned(self, stack: Stack, gradients: list[LayerGradient], uses: int) -> Tensor:
-        """``C C^T G K K^T``, or ``(g C C^T)^T (x K K^T)`` from few rows."""
+        """Return ``C C^T G K K^T``, computed as ``(g C C^T)^T (x K K^T)`` from few rows."""
         memory, other = self._memory_for(stack)
         apply = self.rule.apply
         if gradients[0].rows is not None:
@@ -216,8 +216,9 @@ class Preconditioner:
         return apply(stack, "K", columns.mT, uses, True, free)
 
     def _memory_for(self, stack: Stack) -> tuple[Tensor, Tensor] | tuple[None, None]:
-        """Memory for a direction and for an intermediate result. It is stored between steps on CPUs, where to allocate
-        it is slow.
+        """Return memory for a direction and for an intermediate result.
+
+        It is stored between steps on CPUs, where to allocate it is slow.
         """
         layer = stack.layers[0].layer
         weight, index = layer.weight, stack.layers[0].index

@@ -18,7 +18,10 @@ from .factor_update import published_precond_lr
 def update_factors(
     K: Tensor, C: Tensor, m_K: Tensor, m_C: Tensor, x: Tensor, g: Tensor, a1: float, b1: float, damping: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """New K, C, m_K and m_C from the n inputs x and output gradients g of a layer, for a loss that is a mean over n."""
+    """Return new K, C, m_K and m_C from the n inputs x and output gradients g of a layer.
+
+    The loss is a mean over n.
+    """
     n, p, d = len(x), len(K), len(C)
     H_K = K.T @ (x.T @ x / n) @ K
     H_C = C.T @ (n * g.T @ g) @ C

@@ -78,11 +78,11 @@ class LayerRegistry:
         self._hidden = {layer.weight: sides for layer, sides in zip(linear, hidden, strict=True)}
 
     def names(self) -> dict[nn.Parameter, str]:
-        """The names of the model's parameters."""
+        """Return the names of the model's parameters."""
         return parameter_names(self._model)
 
     def all_groups(self, asked: list[Settings]) -> list[Settings]:
-        """The groups that were asked for, and one for all other parameters that can be trained.
+        """Return the groups that were asked for, and one for all other parameters that can be trained.
 
         Coordinates of points on manifolds are left out: a step must move their frame too.
         """
@@ -110,7 +110,7 @@ class LayerRegistry:
             check_parameter(names[p], p)
 
     def without_factors(self, groups: list[Settings]) -> tuple[dict[nn.Parameter, str], list[nn.Parameter], int]:
-        """The names of parameters, those of groups that have no factors, and how many numbers all groups have."""
+        """Return all names, the parameters of groups without factors, and how many numbers all groups have."""
         others = [p for group in groups if group["role"] == "fallback" for p in group["params"]]
         return self.names(), others, sum(p.numel() for group in groups for p in group["params"])
 
@@ -136,7 +136,7 @@ class LayerRegistry:
         return FactoredLayer(-1, name, layer, [] if self._by_gradient else matrix.views, pair)
 
     def _largest_dense_side(self, layer: Layer) -> int:
-        """The size up to which the long side of a layer is dense."""
+        """Return the size up to which the long side of a layer is dense."""
         if not _is_linear(layer):
             return LARGE
         is_hidden = self._hidden[layer.weight][layer.d > layer.p]
@@ -157,7 +157,7 @@ class LayerRegistry:
         return gone
 
     def _plain_name(self, name: str) -> str:
-        """The name of a layer without those of wrappers around the model."""
+        """Return the name of a layer without those of wrappers around the model."""
         for wrapper in WRAPPERS:
             inner = getattr(self._model, wrapper[:-1], None)
             if isinstance(inner, nn.Module) and len(list(self._model.children())) == 1:
@@ -172,12 +172,12 @@ class LayerRegistry:
 
 
 def _is_linear(layer: Layer) -> bool:
-    """Whether a layer is no convolution, whose kernels make its inputs long, and no embedding."""
+    """Return whether a layer is no convolution, whose kernels make its inputs long, and no embedding."""
     return not layer.has_axes and not layer.takes_indices
 
 
 def _inputs(layer: Layer) -> int:
-    """The number of inputs of a layer, without the one that multiplies its bias."""
+    """Return the number of inputs of a layer, without the one that multiplies its bias."""
     return layer.p - (layer.bias is not None)
 
 

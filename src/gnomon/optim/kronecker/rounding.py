@@ -11,9 +11,10 @@ from ...linalg import HALF
 
 
 def rounded(x: Tensor, dtype: torch.dtype, seed: int) -> Tensor:
-    """``x`` in another type; to half precision each entry is rounded up or down at random, so that its mean is kept.
+    """Convert ``x`` to another type.
 
-    Rounding to nearest would lose each change of a factor that is smaller than the spacing of bfloat16, 2^-8.
+    To half precision each entry is rounded up or down at random, so that its mean is kept. Rounding to nearest would
+    lose each change of a factor that is smaller than the spacing of bfloat16, 2^-8.
     """
     if dtype not in HALF:
         return x.to(dtype)

@@ -12,9 +12,10 @@ Likelihood = Literal["categorical", "bernoulli", "gaussian"]
 
 
 def sampled_loss(output: Tensor, likelihood: Likelihood) -> Tensor:
-    """``-log p(y | output)`` with ``y`` drawn from that distribution: summed over an output, averaged over outputs.
+    """Return ``-log p(y | output)`` with ``y`` drawn from that distribution.
 
-    Random numbers are torch's global ones. An output that is not finite gets any target, and a loss that is not finite.
+    It is summed over an output and averaged over outputs. Random numbers are torch's global ones. An output that is not
+    finite gets any target, and a loss that is not finite.
     """
     with torch.no_grad():
         wide = output.float()

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from .curvature import THROUGH_ROWS
 from .layers.base import Settings, as_whole
 from .preconditioner import Preconditioner
 from .registry import LayerRegistry
+from .shortcut import THROUGH_ROWS
 from .strategy import Alone
 
 ROWS = "rows"
@@ -47,7 +47,7 @@ def check_groups(state_dict: Settings, param_groups: list[Settings]) -> None:
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is a number of events, on the host or, without dimensions, on a device."""
+    """Return whether a value is a number of events, on the host or, without dimensions, on a device."""
     if isinstance(value, Tensor):
         return value.ndim == 0 and not value.is_floating_point() and bool(value >= 0)
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
@@ -56,7 +56,7 @@ def is_count(value: object) -> bool:
 def fitted_state(
     state_dict: Settings, param_groups: list[Settings], registry: LayerRegistry, preconditioner: Preconditioner
 ) -> Settings:
-    """A copy of a state in the forms of the optimizer that is to load it; raises where it does not fit."""
+    """Return a copy of a state in the forms of the optimizer that is to load it; raise where it does not fit."""
     check_groups(state_dict, param_groups)
     own, names, rule = copy_of_state(state_dict), registry.names(), preconditioner.rule
     for number, p in numbered(own["param_groups"], param_groups):
@@ -79,7 +79,7 @@ def fitted_state(
 
 
 def copy_of_state(state_dict: Settings) -> Settings:
-    """A copy of groups and of the states of parameters; what somebody keeps under keys of his own stays as it is."""
+    """Copy groups and the states of parameters; what somebody keeps under keys of their own stays as it is."""
     numbers = {number for group in state_dict["param_groups"] for number in group["params"]}
     states = {key: copy.deepcopy(state) if key in numbers else state for key, state in state_dict["state"].items()}
     return {**state_dict, "state": states, "param_groups": copy.deepcopy(state_dict["param_groups"])}
@@ -89,7 +89,7 @@ def copy_of_state(state_dict: Settings) -> Settings:
 def loading(
     optimizer: Optimizer, fit: Callable[[Settings], Settings], take: Callable[[Settings], None]
 ) -> Iterator[None]:
-    """A context in which torch's ``load_state_dict`` loads what ``fit`` makes of a state, and ``take`` comes after it.
+    """Let torch's ``load_state_dict`` load what ``fit`` makes of a state, and call ``take`` after it.
 
     They are the last of the hooks before and the first of those after: hooks of others change what is loaded, and see
     it.
@@ -128,7 +128,7 @@ def put_state(fitted: Settings, states: Any, param_groups: list[Settings], strat
 
 
 def numbered(saved: list[Settings], param_groups: list[Settings]) -> Iterator[tuple[Any, nn.Parameter]]:
-    """Each parameter with the number under which its state is saved."""
+    """Return each parameter with the number under which its state is saved."""
     numbers = [number for group in saved for number in group["params"]]
     params = [p for group in param_groups for p in group["params"]]
     return zip(numbers, params, strict=True)

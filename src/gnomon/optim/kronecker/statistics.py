@@ -30,7 +30,7 @@ class MomentForm(Protocol):
         """Whether a moment of many rows is stored as the k x k matrix; otherwise it is projected when the rows come."""
 
     def project_rows(self, a: Element | None, rows: Tensor) -> Element:
-        """``<E_j, A^T x^T x A>`` for every generator of the structure; A is I where it is None."""
+        """Return ``<E_j, A^T x^T x A>`` for every generator of the structure; A is I where it is None."""
 
 
 # ---------------------------------------------------------------------- moments
@@ -54,10 +54,10 @@ class Moment(ABC):
 
     @abstractmethod
     def of(self, tensors: Sequence[Tensor], unit: Tensor) -> Moment:
-        """A moment of the same form from other tensors."""
+        """Return a moment of the same form from other tensors."""
 
     def in_unit(self, unit: Tensor) -> Moment:
-        """The same moment in another unit."""
+        """Return the same moment in another unit."""
         factor = (self.unit / unit).square()
         return self.of([t * align(factor, t) for t in self.tensors], unit)
 
@@ -125,12 +125,12 @@ class ProjectedMoment(Moment):
 
 
 def squared_length(rows: Tensor) -> Tensor:
-    """The sum of the squares of all entries, for each block."""
+    """Return the sum of the squares of all entries, for each block."""
     return torch.linalg.vector_norm(rows, dim=(-2, -1)).square()
 
 
 def in_units(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """The rows of each block in a unit of their own, and that unit."""
+    """Return the rows of each block in a unit of their own, and that unit."""
     if rows[0].numel() == 0:
         return rows, rows.new_ones(len(rows))
     flat = rows.flatten(1)
@@ -139,14 +139,14 @@ def in_units(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def moment(form: MomentForm, a: Element | None, rows: Tensor) -> Moment:
-    """The moment of rows ``(blocks, n, k)``, or of unit vectors given by their indices, ``(blocks, n)``."""
+    """Return the moment of rows ``(blocks, n, k)``, or of unit vectors given by their indices, ``(blocks, n)``."""
     if not rows.is_floating_point():
         return _index_moment(form, a, rows)
     return _cheapest_moment(form, a, *in_units(rows))
 
 
 def _cheapest_moment(form: MomentForm, a: Element | None, rows: Tensor, unit: Tensor) -> Moment:
-    """Few rows stay as they are.
+    """Return the form of a moment that makes its projection cheapest; few rows stay as they are.
 
     ``A^T (x^T x + damping I) A`` takes ``2 n k^2 + k^3`` multiplications from rows, as ``(x A)^T (x A) + damping A^T
     A``, and ``n k^2 + 2 k^3`` from their matrix. The results agree to rounding.
@@ -157,14 +157,17 @@ def _cheapest_moment(form: MomentForm, a: Element | None, rows: Tensor, unit: Te
 
 
 def summed_moment(form: MomentForm, a: Element | None, rows: Tensor, unit: Tensor) -> Moment:
-    """The moment of rows in a form that sums over batches and ranks."""
+    """Return the moment of rows in a form that sums over batches and ranks."""
     if form.keeps_matrix:
         return MatrixMoment(symmetric_product(rows.mT, rows), unit)
     return ProjectedMoment(form.project_rows(a, rows), squared_length(rows), unit)
 
 
 def _index_moment(form: MomentForm, a: Element | None, indices: Tensor) -> Moment:
-    """The moment of unit vectors, for a diagonal factor; an index equal to the size stands for the zero vector."""
+    """Return the moment of unit vectors, for a diagonal factor.
+
+    An index equal to the size stands for the zero vector.
+    """
     dtype = promoted(torch.get_default_dtype(), torch.float32) if a is None else a[0].dtype
     counts = torch.zeros(indices.shape[0], form.size + 1, dtype=dtype, device=indices.device)
     counts = counts.scatter_add_(1, indices, torch.ones_like(indices, dtype=dtype))[:, :-1]
@@ -173,7 +176,7 @@ def _index_moment(form: MomentForm, a: Element | None, indices: Tensor) -> Momen
 
 
 def summable(form: MomentForm, a: Element | None, m: Moment) -> Moment:
-    """A moment in a form that sums over batches and ranks."""
+    """Return a moment in a form that sums over batches and ranks."""
     return summed_moment(form, a, m.rows, m.unit) if isinstance(m, RowMoment) else m
 
 
@@ -212,13 +215,13 @@ class Statistics:
 
 
 def statistics_of(forms: Forms, factors: Factors, x: Tensor, g: Tensor, terms: int) -> Statistics:
-    """The statistics of rows x, ``(blocks, n, p)`` or indices ``(blocks, n)``, and g, ``(blocks, n, d)``."""
+    """Return the statistics of rows x, ``(blocks, n, p)`` or indices ``(blocks, n)``, and g, ``(blocks, n, d)``."""
     inputs, outputs = (moment(*side) for side in zip(forms, factors, (x, g), strict=True))
     return Statistics(inputs, outputs, x.shape[1], terms)
 
 
 def total(forms: Forms, factors: Factors, one: Statistics, other: Statistics) -> Statistics:
-    """The statistics of two batches together."""
+    """Return the statistics of two batches together."""
     return Statistics(
         _sum(forms[0], factors[0], one.inputs, other.inputs),
         _sum(forms[1], factors[1], one.outputs, other.outputs),
@@ -228,7 +231,7 @@ def total(forms: Forms, factors: Factors, one: Statistics, other: Statistics) ->
 
 
 def mean_moments(forms: Forms, factors: Factors, s: Statistics) -> tuple[Moment, Moment]:
-    """The means ``mu_AA`` and ``mu_GG``."""
+    """Return the means ``mu_AA`` and ``mu_GG``."""
     inputs, outputs = summable(forms[0], factors[0], s.inputs), summable(forms[1], factors[1], s.outputs)
     return (
         inputs.of([t / max(s.rows, 1) for t in inputs.tensors], inputs.unit),
@@ -237,7 +240,7 @@ def mean_moments(forms: Forms, factors: Factors, s: Statistics) -> tuple[Moment,
 
 
 def joined(parts: Sequence[Statistics]) -> Statistics:
-    """The statistics of several layers of one kind, block after block."""
+    """Return the statistics of several layers of one kind, block after block."""
     if len(parts) == 1:
         return parts[0]
     inputs, outputs = (

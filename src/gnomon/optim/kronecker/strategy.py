@@ -61,16 +61,16 @@ class Alone:
         """Say which rank updates which layer."""
 
     def is_mine(self, layer: FactoredLayer) -> bool:
-        """Whether this rank updates a layer's factors."""
+        """Return whether this rank updates a layer's factors."""
         return True
 
     def stored_keys(self, layer: FactoredLayer, rule: FactorRule) -> Collection[str]:
-        """The parts of a layer's state that this rank stores."""
+        """Return the parts of a layer's state that this rank stores."""
         return rule.shapes(layer)
 
     # ------------------------------------------------------------------ statistics
     def is_fresh(self, weight: nn.Parameter) -> bool:
-        """Whether the gradient of a weight was dropped since the last backward pass."""
+        """Return whether the gradient of a weight was dropped since the last backward pass."""
         return weight.grad is None
 
     def hand_over(self, collector: StatisticsSource, layer: FactoredLayer, backward_pass: int) -> None:
@@ -80,7 +80,7 @@ class Alone:
         """Replace statistics by those of all ranks' batches together."""
 
     def has_statistics(self, collector: StatisticsSource) -> bool:
-        """Whether there are statistics of any layer."""
+        """Return whether there are statistics of any layer."""
         return any(collector.statistics(layer) is not None for layer in collector.watched())
 
     def forget(self) -> None:
@@ -91,24 +91,24 @@ class Alone:
         """Send factors that have moved from their owners to all ranks."""
 
     def sum(self, count: Tensor) -> Tensor:
-        """A number, summed over ranks."""
+        """Add a number up over ranks."""
         return count
 
     # ------------------------------------------------------------------ gradients and directions
     def local(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The parts of tensors that this rank holds, in the same memory."""
+        """Return the parts of tensors that this rank holds, in the same memory."""
         return list(tensors)
 
     def sharded_as(self, tensor: Tensor, like: Tensor) -> Tensor:
-        """A whole tensor, sharded as a parameter of its shape is."""
+        """Return a whole tensor, sharded as a parameter of its shape is."""
         return tensor
 
     def maximum(self, values: Tensor) -> Tensor:
-        """The largest of each number over the ranks that hold parts of parameters."""
+        """Return the largest of each number over the ranks that hold parts of parameters."""
         return values
 
     def portions(self, moving: list[Move]) -> list[list[Move]]:
-        """The layers whose gradients are whole at the same time."""
+        """Divide layers into lists whose gradients are whole at the same time."""
         return [moving]
 
     def gather_gradients(self, layers: Sequence[FactoredLayer]) -> None:
@@ -121,45 +121,45 @@ class Alone:
         """Free what :meth:`gather_gradients` and :meth:`gather_weights` have got."""
 
     def zeros_as(self, p: nn.Parameter) -> Tensor:
-        """Zeros for the momentum of a layer's parameter."""
+        """Return zeros for the momentum of a layer's parameter."""
         return torch.zeros_like(p, memory_format=torch.contiguous_format)
 
     def weights(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The parts of parameters that this rank has momenta of."""
+        """Return the parts of parameters that this rank has momenta of."""
         return self.local(parameters)
 
     def gradients_at_hand(self, parameters: Sequence[nn.Parameter]) -> list[Tensor]:
-        """The parts of gradients that this rank has momenta of."""
+        """Return the parts of gradients that this rank has momenta of."""
         return self.local([p.grad for p in parameters if p.grad is not None])
 
     def gradients(self, layer: FactoredLayer) -> list[Tensor]:
-        """The whole gradients of a layer's parameters; zeros where a parameter has none."""
+        """Return the whole gradients of a layer's parameters; zeros where a parameter has none."""
         return [torch.zeros_like(p) if p.grad is None else p.grad for p in layer.layer.parameters]
 
     def gather_directions(
         self, moving: list[Move], mine: list[Move], made: list[Part], *numbers: Tensor
     ) -> tuple[list[Part], Tensor]:
-        """The parts of all layers that move, from the ranks that made them, and a row of numbers for each layer."""
+        """Return the parts of all layers that move, from the ranks that made them, and numbers for each layer."""
         raise NotImplementedError("one process makes all directions itself")
 
     def share(self, parts: list[Part]) -> list[Part]:
-        """Of whole directions, what this rank needs for its parts of the parameters."""
+        """Return what this rank needs of whole directions for its parts of the parameters."""
         return parts
 
     def gather_shares(self, parts: list[Part]) -> list[Part]:
-        """Whole directions, from the parts of them that ranks have."""
+        """Return whole directions, from the parts of them that ranks have."""
         return parts
 
     def rms_of_shares(self, parts: list[Part], layers: Sequence[FactoredLayer]) -> Tensor:
-        """The root mean square of each layer's direction, of which every rank has a part."""
+        """Return the root mean square of each layer's direction, of which every rank has a part."""
         raise NotImplementedError("one process has whole directions")
 
     def sum_of_shares(self, value: Tensor) -> Tensor:
-        """A number of each rank's parts of parameters, summed over ranks."""
+        """Add a number of each rank's parts of parameters up over ranks."""
         return value
 
     def agrees(self, ok: Tensor) -> Tensor:
-        """Whether a condition holds at all ranks that make directions."""
+        """Return whether a condition holds at all ranks that make directions."""
         return ok
 
 
@@ -168,5 +168,5 @@ SharingRule = Callable[[nn.Module, Any], Alone]
 
 
 def alone(model: nn.Module, wrapper: Any = None) -> Alone:
-    """The rule for a process that trains alone, whatever the model is wrapped in."""
+    """Return the strategy of a process that trains alone, whatever the model is wrapped in."""
     return Alone()

@@ -148,12 +148,12 @@ class StructuredFactor:
 
 
 def _added(blocks: list[Tensor], more: Element, weight: Tensor) -> Element:
-    """``blocks + weight more``, in the memory of the blocks."""
+    """Add ``weight more`` to blocks in their memory."""
     return tuple(block.addcmul_(other, align(weight, other)) for block, other in zip(blocks, more, strict=True))
 
 
 def _holds_scalars(group: Group) -> bool:
-    """Whether multiples of an element, block by block, are its multiples as a matrix, and elements too."""
+    """Return whether multiples of an element, block by block, are its multiples as a matrix, and elements too."""
     if isinstance(group, BlockTriangular):
         return all(_holds_scalars(block) for block in group.blocks)
     return group.is_algebra and not isinstance(group, Fixed)
@@ -167,7 +167,7 @@ def _square_size(group: Group) -> int:
 
 
 def _identity_covector(group: Group, like: Element) -> Element:
-    """``<E_j, I>`` for every generator; cached, except in a graph that ``torch.compile`` traces."""
+    """Return ``<E_j, I>`` for every generator; cached, except in a graph that ``torch.compile`` traces."""
     if torch.compiler.is_compiling():
         return group.dual(group.identity_like(like))
     return _cached_identity_covector(group, like[0].dtype, like[0].device)

@@ -44,7 +44,7 @@ everywhere in the library (:func:`gnomon.groups.as_structure`).
 
 
 def factory_of(side: object) -> Factory:
-    """A side as a function from the size to a group."""
+    """Return a side of a structure as a function from the size to a group."""
     if isinstance(side, str):
         if side not in NAMES and side.partition(":")[0] in NAMES:
             return as_factory(side)
@@ -77,11 +77,11 @@ def check_structure(structure: Structure) -> None:
 
 
 def by_shape(p: int, d: int, largest: int = LARGE) -> tuple[Side, Side]:
-    """The structures of K (size p) and C (size d) by the shape of a layer: dense, and diagonal on a much longer side.
+    """Return the structures of K (size p) and C (size d) by the shape of a layer.
 
-    A dense factor of a side r times as long takes r^3 times the work of the other one for an update and r^2 times its
-    memory. Sides up to ``largest`` are dense whatever the ratio, because their factors cost little: those of output
-    layers, for example, have few outputs.
+    Sides are dense, except that a much longer side is diagonal. A dense factor of a side r times as long takes r^3
+    times the work of the other one for an update and r^2 times its memory. Sides up to ``largest`` are dense whatever
+    the ratio, because their factors cost little: those of output layers, for example, have few outputs.
     """
 
     def side(size: int, other: int) -> str:
@@ -91,7 +91,7 @@ def by_shape(p: int, d: int, largest: int = LARGE) -> tuple[Side, Side]:
 
 
 def largest_dense(shapes: Iterable[tuple[int, int, int]], trained: int) -> int:
-    """The size up to which long sides are dense, in linear layers ``(blocks, d, p)`` of a model: 640, or 0.
+    """Return the size up to which long sides are dense, in linear layers ``(blocks, d, p)`` of a model: 640, or 0.
 
     It is 0 where small long sides are most of the model, as in low-rank adapters of all layers of a network: where
     their dense factors together have more than 2 million numbers (8 MB in float32), and more than four times as many as
@@ -103,7 +103,7 @@ def largest_dense(shapes: Iterable[tuple[int, int, int]], trained: int) -> int:
 
 
 def between_layers(shapes: Sequence[tuple[int, int]]) -> list[tuple[bool, bool]]:
-    """For each of the linear layers ``(inputs, outputs)``, whether its inputs and its outputs are hidden units.
+    """Return, for each of the linear layers ``(inputs, outputs)``, whether its inputs and its outputs are hidden units.
 
     Inputs are where an earlier layer has as many outputs, and outputs where a later one has as many inputs, as in the
     perceptron of a transformer. Inputs of a whole model are correlated more strongly than hidden units.
@@ -114,7 +114,7 @@ def between_layers(shapes: Sequence[tuple[int, int]]) -> list[tuple[bool, bool]]
 
 
 def unmatched(structure: Structure, names: list[str]) -> list[str]:
-    """The patterns that match none of the names."""
+    """Return the patterns that match none of the names."""
     if not isinstance(structure, Mapping):
         return []
     return [pattern for pattern in structure if not any(fnmatchcase(name, pattern) for name in names)]
@@ -123,7 +123,7 @@ def unmatched(structure: Structure, names: list[str]) -> list[str]:
 def groups_for(
     structure: Structure, name: str, p: int, d: int, max_dim: int | None, largest: int = LARGE
 ) -> tuple[Group, Group]:
-    """The groups of K (size p) and C (size d) for a layer; a size above ``max_dim`` gets a diagonal.
+    """Return the groups of K (size p) and C (size d) for a layer; a size above ``max_dim`` gets a diagonal.
 
     Of the patterns that match a layer's name the first counts; a layer that none matches is dense. ``largest`` is that
     of :func:`by_shape`.

@@ -131,7 +131,7 @@ class Summary:
 
 
 def _cells(name: str, rows: list[Row]) -> tuple[str, ...]:
-    """The line of rows that are equal but for their names."""
+    """Return the line of rows that are equal but for their names."""
     first = rows[0]
     shape = " x ".join(map(str, first.shape)) or "scalar"
     if len(rows) > 1:
@@ -149,7 +149,7 @@ def _costs(rows: list[Row]) -> tuple[str, str, str]:
 
 # ---------------------------------------------------------------------- equal layers as one line
 def collapsed(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
-    """Rows that differ in one number of their names alone as one, or in two numbers in all combinations, and so on."""
+    """Merge rows that differ in one number of their names alone, or in two numbers in all combinations, and so on."""
     found: list[Line] = [(tuple(short_name(row.name).split(".")), [row]) for row in rows]
     for place in range(max((len(name) for name, _ in found), default=0)):
         found = [_merged(same, place) for same in alike(found, partial(_kind, place))]
@@ -157,7 +157,7 @@ def collapsed(rows: Sequence[Row]) -> list[tuple[str, list[Row]]]:
 
 
 def short_name(name: str) -> str:
-    """``a.weight + bias`` for a weight and a bias of one module."""
+    """Return ``a.weight + bias`` for a weight and a bias of one module."""
     first, *others = name.split(" + ")
     module = first.rpartition(".")[0]
     rest = [other.rpartition(".")[2] if other.rpartition(".")[0] == module else other for other in others]
@@ -169,7 +169,7 @@ Line = tuple[tuple[str, ...], list[Row]]
 
 
 def _kind(place: int, line: Line) -> tuple[object, ...]:
-    """Equal for lines that differ at most in the number at a place of their names."""
+    """Return a key that is equal for lines that differ at most in the number at a place of their names."""
     name, rows = line
     has_number = place < len(name) and name[place].isdigit()
     parts = (*name[:place], "", *name[place + 1 :]) if has_number else name
@@ -185,7 +185,7 @@ def _merged(lines: list[Line], place: int) -> Line:
 
 
 def ranges(numbers: Sequence[int]) -> str:
-    """Numbers in short, as in ``0-3,7``."""
+    """Write numbers in short, as in ``0-3,7``."""
     parts: list[list[int]] = []
     for number in sorted(numbers):
         if parts and number == parts[-1][-1] + 1:
@@ -196,7 +196,7 @@ def ranges(numbers: Sequence[int]) -> str:
 
 
 def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], total: tuple[str, ...]) -> str:
-    """Columns of text, with a rule below the header and one above the total."""
+    """Write columns of text, with a rule below the header and one above the total."""
     cells = [header, *rows, total]
     widths = [max(len(line[i]) for line in cells) for i in range(len(header))]
     lines = ["  ".join(cell.ljust(w) for cell, w in zip(line, widths, strict=True)).rstrip() for line in cells]
@@ -205,7 +205,7 @@ def table(header: tuple[str, ...], rows: Sequence[tuple[str, ...]], total: tuple
 
 
 def scaled(count: float) -> str:
-    """A number with three digits and a unit, as in ``1.23 M``; ``B`` may follow."""
+    """Write a number with three digits and a unit, as in ``1.23 M``; ``B`` may follow."""
     for unit in ("", "k", "M", "G"):
         if count < 1000:
             return f"{count:.3g} {unit}" if unit else f"{count:.0f} "
@@ -215,18 +215,18 @@ def scaled(count: float) -> str:
 
 # ---------------------------------------------------------------------- rows of an optimizer
 def state_bytes(rule: FactorRule, layer: FactoredLayer) -> int:
-    """The bytes of a layer's factors in the state."""
+    """Return the bytes of a layer's factors in the state."""
     dtypes = rule.dtypes(layer)
     return sum(math.prod(shape) * dtypes[key].itemsize for key, shape in rule.shapes(layer).items())
 
 
 def momentum_bytes(layer: FactoredLayer, config: StepConfig) -> int:
-    """The bytes of the momenta of a layer's parameters."""
+    """Return the bytes of the momenta of a layer's parameters."""
     return 0 if config.precondition_only else _bytes(layer.layer.parameters)
 
 
 def fallback_bytes(p: torch.Tensor, config: StepConfig) -> int:
-    """The bytes of the state of a parameter without factors."""
+    """Return the bytes of the state of a parameter without factors."""
     if config.precondition_only:
         return 0
     wide = promoted(p.dtype, torch.float32)  # the type of AdamW's two moments; that of SGD has p's type
@@ -234,13 +234,13 @@ def fallback_bytes(p: torch.Tensor, config: StepConfig) -> int:
 
 
 def work(rule: FactorRule, layer: FactoredLayer) -> tuple[int, int]:
-    """The multiplications of an update of a layer's factors, and of the direction of a step from a gradient."""
+    """Return the multiplications of an update of a layer's factors, and of the direction of a step from a gradient."""
     update, step = rule.work(layer)
     return update, step + turn_work(layer.turn, layer.layer.blocks, layer.layer.d, layer.layer.p)
 
 
 def layer_row(rule: FactorRule, layer: FactoredLayer, name: str, config: StepConfig, uses: int) -> Row:
-    """The row of a layer with factors, which are used so many times between updates."""
+    """Return the row of a layer with factors, which are used so many times between updates."""
     blocks = f"{layer.layer.blocks} of " if layer.layer.blocks > 1 else ""
     update, step = work(rule, layer)
     return Row(
@@ -263,14 +263,14 @@ def is_diagonal(form: FactorForm) -> bool:
 
 
 def dense_bytes(layer: FactoredLayer, form: FactorForm) -> int:
-    """The bytes of a dense factor of the size of another one, less those of a diagonal."""
+    """Return the bytes of a dense factor of the size of another one, less those of a diagonal."""
     return layer.layer.blocks * form.size * (form.size - 1) * layer.computing_dtype.itemsize
 
 
 def summary_rows(
     model: nn.Module, registry: LayerRegistry, rule: FactorRule, config: StepConfig, groups: list[Settings]
 ) -> Iterator[Row]:
-    """The rows of all parameters of a model, layers with factors first."""
+    """Yield the rows of all parameters of a model, layers with factors first."""
     names, uses = registry.names(), groups[0]["update_every"]
     shown: set[nn.Parameter] = set()
     for layer in registry.layers.values():
@@ -303,7 +303,7 @@ def _bytes(parameters: Sequence[torch.Tensor]) -> int:
 def expected_bytes(
     registry: LayerRegistry, preconditioner: Preconditioner, strategy: Alone, config: StepConfig, groups: list[Settings]
 ) -> int:
-    """The bytes of the state that this rank will store, cached products included."""
+    """Return the bytes of the state that this rank will store, cached products included."""
     rule, uses, found = preconditioner.rule, groups[0]["update_every"], 0
     for layer in registry.layers.values():
         shapes, dtypes, mine = rule.shapes(layer), rule.dtypes(layer), strategy.is_mine(layer)
@@ -318,6 +318,6 @@ def expected_bytes(
 
 
 def stored_bytes(states: Sequence[State], strategy: Alone, rule: FactorRule) -> int:
-    """The bytes of the state that this rank stores, cached products included."""
+    """Return the bytes of the state that this rank stores, cached products included."""
     stored = [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
     return _bytes([*strategy.local(stored), *rule.cached_tensors])

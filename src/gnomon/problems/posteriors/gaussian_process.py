@@ -38,7 +38,7 @@ def _log_prior(v: Values) -> Tensor:
 
 @posterior("gp_pois_regr-gp_regr")
 def _regression(name: str) -> Posterior:
-    """Normal observations; the model calls their variance sigma."""
+    """Define the model with normal observations, whose variance it calls sigma."""
     data = read("gp_pois_regr")
     x, y = data["x"], data["y"]
     identity = torch.eye(len(x), dtype=torch.float64)
@@ -55,7 +55,7 @@ def _regression(name: str) -> Posterior:
 
 @posterior("gp_pois_regr-gp_pois_regr")
 def _poisson(name: str) -> Posterior:
-    """Counts whose log rate is the process, without centering: ``f = L f_tilde``."""
+    """Define the model of counts whose log rate is the process, without centering: ``f = L f_tilde``."""
     data = read("gp_pois_regr")
     x, counts = data["x"], data["k"]
     jitter = 1e-10 * torch.eye(len(x), dtype=torch.float64)

@@ -29,7 +29,10 @@ def poisson_mixed_model(dim: int, *, seed: int = 0) -> Posterior:
     y = torch.poisson(EXPOSURE * alpha.exp(), generator=generator)
 
     def log_joint(v: Values) -> Tensor:
-        """Sums are taken as early as they can be: with many unknowns the passes over them decide the time."""
+        """Return the log joint density.
+
+        Sums are taken as early as they can be: with many unknowns the passes over them decide the time.
+        """
         alpha, sigma, log_sigma = v["alpha"], v["sigma"], v["sigma"].log()
         log_likelihood = alpha @ y - EXPOSURE * alpha.exp().sum(-1)
         squares = (alpha - torch.addmm(column(v["mu"]), v["beta"], x)).square().sum(-1)

@@ -97,7 +97,7 @@ def _counties(name: str) -> tuple[dict[str, Tensor], Tensor, int]:
 
 @posterior(*(f"{data}-radon_hierarchical_intercept_centered" for data in ("radon_mn", "radon_all")))
 def _radon_intercept(name: str) -> Posterior:
-    """An intercept of each county, with the slopes of uranium and of the floor in common."""
+    """Define the model with an intercept of each county, and the slopes of uranium and of the floor in common."""
     data, county, J = _counties(name)
     X = torch.stack([torch.ones_like(data["log_uppm"]), data["log_uppm"], data["floor_measure"]], 1)
     likelihood = GroupedSquares(X, data["log_radon"], county, J)
@@ -116,7 +116,7 @@ def _radon_intercept(name: str) -> Posterior:
 
 @posterior(*(f"{data}-radon_variable_intercept_slope_centered" for data in ("radon_mn", "radon_all")))
 def _radon_slope(name: str) -> Posterior:
-    """An intercept and a slope of each county. With all counties this has 777 unknowns."""
+    """Define the model with an intercept and a slope of each county. With all counties this has 777 unknowns."""
     data, county, J = _counties(name)
     X = torch.stack([torch.ones_like(data["floor_measure"]), data["floor_measure"]], 1)
     likelihood = GroupedSquares(X, data["log_radon"], county, J)
@@ -138,7 +138,7 @@ def _radon_slope(name: str) -> Posterior:
 # ---------------------------------------------------------------------- rats
 @posterior("rats_data-rats_model")
 def _rats(name: str) -> Posterior:
-    """The growth of each rat: a line whose intercept and slope are normal in the population."""
+    """Define the model of the growth of each rat: a line whose intercept and slope are normal in the population."""
     data = read("rats_data")
     N = int(data["N"])
     X = torch.stack([torch.ones_like(data["x"]), data["x"] - data["xbar"]], 1)
@@ -160,7 +160,7 @@ def _rats(name: str) -> Posterior:
 # ---------------------------------------------------------------------- generalized linear mixed models
 @posterior("GLMM_data-GLMM1_model")
 def _sites(name: str) -> Posterior:
-    """Counts at 235 sites in several years, whose log rate is normal among sites."""
+    """Define the model of counts at 235 sites in several years, whose log rate is normal among sites."""
     data = read("GLMM_data")
     sites = int(data["nsite"])
     site = data["obssite"].long() - 1
@@ -178,7 +178,10 @@ def _sites(name: str) -> Posterior:
 
 @posterior("GLMM_Poisson_data-GLMM_Poisson_model")
 def _years(name: str) -> Posterior:
-    """Counts in 40 years, with a cubic trend and a normal effect of each year. All priors are uniform."""
+    """Define the model of counts in 40 years, with a cubic trend and a normal effect of each year.
+
+    All priors are uniform.
+    """
     data = read("GLMM_Poisson_data")
     powers = torch.stack([data["year"] ** power for power in range(4)])
     bounds = {"alpha": (-20, 20), "beta1": (-10, 10), "beta2": (-10, 20), "beta3": (-10, 10), "sigma": (0, 5)}
@@ -193,7 +196,10 @@ def _years(name: str) -> Posterior:
 
 @posterior("seeds_data-seeds_model")
 def _seeds(name: str) -> Posterior:
-    """Seeds that germinate on 21 plates: two treatments with an interaction, and a normal effect of each plate."""
+    """Define the model of seeds that germinate on 21 plates.
+
+    There are two treatments with an interaction, and a normal effect of each plate.
+    """
     data = read("seeds_data")
     X = torch.stack([torch.ones_like(data["x1"]), data["x1"], data["x2"], data["x1"] * data["x2"]])
 
@@ -211,7 +217,7 @@ def _seeds(name: str) -> Posterior:
 
 @posterior("surgical_data-surgical_model")
 def _surgical(name: str) -> Posterior:
-    """Deaths after operations in twelve hospitals, whose logits are normal."""
+    """Define the model of deaths after operations in twelve hospitals, whose logits are normal."""
     data = read("surgical_data")
 
     def log_joint(v: Values) -> Tensor:

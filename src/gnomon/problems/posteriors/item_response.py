@@ -15,7 +15,7 @@ from .transforms import POSITIVE
 
 @posterior("irt_2pl-irt_2pl")
 def _two_parameters(name: str) -> Posterior:
-    """Each question has a difficulty b and a slope a: ``logit p = a (theta - b)``."""
+    """Define the model in which each question has a difficulty b and a slope a: ``logit p = a (theta - b)``."""
     data = read("irt_2pl")
     questions, persons = data["y"].shape
 
@@ -43,10 +43,10 @@ def _two_parameters(name: str) -> Posterior:
 
 
 def rasch(name: str, answers: Tensor, prior_scale: float) -> Posterior:
-    """Questions with difficulties ``alpha`` and one slope ``beta``: ``logit p = beta theta - alpha``.
+    """Define the model of questions with difficulties ``alpha`` and one slope ``beta``.
 
-    ``answers`` has the shape ``(persons, questions)``. Abilities are standard normal. Difficulties and slope are
-    normal with the given scale.
+    It is ``logit p = beta theta - alpha``. ``answers`` has the shape ``(persons, questions)``. Abilities are standard
+    normal. Difficulties and slope are normal with the given scale.
     """
     persons, questions = answers.shape
 
@@ -62,7 +62,10 @@ def rasch(name: str, answers: Tensor, prior_scale: float) -> Posterior:
 
 @posterior("lsat_data-lsat_model")
 def _law_school(name: str) -> Posterior:
-    """1,000 persons and five questions; the data counts the persons with each pattern of answers."""
+    """Define the model of 1,000 persons and five questions.
+
+    The data counts the persons with each pattern of answers.
+    """
     data = read("lsat_data")
     counts = torch.diff(data["culm"].long(), prepend=torch.zeros(1, dtype=torch.long))
     return rasch(name, data["response"].repeat_interleave(counts, 0), 100.0)

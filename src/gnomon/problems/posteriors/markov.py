@@ -49,12 +49,12 @@ def _example(name: str) -> Posterior:
 
 
 def exponential(x: Tensor, rate: Tensor) -> Tensor:
-    """``log rate - rate x``."""
+    """Return ``log rate - rate x``."""
     return rate.log() - rate * x
 
 
 def _drive(name: str, kind: str, order: Transform) -> Posterior:
-    """A basketball player's speed and distance from the hoop, with and without a drive."""
+    """Define the model of a basketball player's speed and distance from the hoop, with and without a drive."""
     data = read(name.split("-")[0])
     u, v = data["u"][:, None], data["v"][:, None]
     centre = torch.tensor([0.0, 3.0], dtype=torch.float64)

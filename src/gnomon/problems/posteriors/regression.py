@@ -166,7 +166,7 @@ def _bayesian_linear(name: str) -> Posterior:
 
 @posterior("diamonds-diamonds")
 def _diamonds(name: str) -> Posterior:
-    """Predictors are centred, so that the intercept is the mean of the response."""
+    """Define the regression with centred predictors, so that the intercept is the mean of the response."""
     data = read("diamonds")
     X = data["X"][:, 1:]
     likelihood = LeastSquares(design(*(X - X.mean(0)).unbind(1)), data["Y"])
@@ -182,7 +182,7 @@ def _diamonds(name: str) -> Posterior:
 
 @posterior("arK-arK")
 def _autoregression(name: str) -> Posterior:
-    """The value of a series from its last K: a regression on lagged values, the latest first."""
+    """Define the autoregression of a series on its last K values, the latest first."""
     data = read("arK")
     K, y = int(data["K"]), data["y"]
     likelihood = LeastSquares(design(*(y[K - lag : -lag] for lag in range(1, K + 1))), y[K:])

@@ -42,7 +42,7 @@ def _kind(module: nn.Module) -> Kind | None:
 
 
 def is_known(module: nn.Module) -> bool:
-    """Whether a module is of a known kind and its weight is a parameter with dense gradients.
+    """Return whether a module is of a known kind and its weight is a parameter with dense gradients.
 
     A weight that is computed from other parameters (weight norm, a parametrization) is no parameter.
     """
@@ -51,7 +51,7 @@ def is_known(module: nn.Module) -> bool:
 
 
 def layer_of(module: nn.Module, fold_bias: bool = True, average: bool = False) -> Layer:
-    """The layer of a module of a known kind; with ``fold_bias`` its bias is a column of the matrix."""
+    """Return the layer of a module of a known kind; with ``fold_bias`` its bias is a column of the matrix."""
     kind = _kind(module)
     assert kind is not None, f"{type(module).__name__} is of no known kind"
     return kind(module, getattr(module, "bias", None) if fold_bias else None, average)
@@ -69,7 +69,7 @@ class Matrix:
 def find_matrices(
     model: nn.Module, bare: bool = False, average: bool = False, apart: Collection[nn.Parameter] = ()
 ) -> list[Matrix]:
-    """The trainable matrices of a model; each parameter is in one of them at most.
+    """Return the trainable matrices of a model; each parameter is in one of them at most.
 
     A weight that several modules share is one matrix, described by all modules that apply it alike; where an embedding
     shares the weight of a linear layer, the linear layer describes it. With ``bare``, the weights of recurrent modules

@@ -98,44 +98,44 @@ class Layer:
         return [self.weight] if self.bias is None else [self.weight, self.bias]
 
     def matrix(self, weight: Tensor, bias: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Tensors shaped as weight and bias, as one batch of matrices; a view without a bias, else in ``out``."""
+        """Return tensors shaped as weight and bias as one batch of matrices; a view without a bias, else in ``out``."""
         matrix = self.to_matrix(weight)
         return matrix if bias is None else torch.cat([matrix, bias.reshape(self.blocks, self.d, 1)], -1, out=out)
 
     def tensors(self, matrix: Tensor) -> list[Tensor]:
-        """The inverse of :meth:`matrix`, in the order of :attr:`parameters`."""
+        """Return the tensors of a matrix, in the order of :attr:`parameters`: the inverse of :meth:`matrix`."""
         if self.bias is None:
             return [self.from_matrix(matrix)]
         return [self.from_matrix(matrix[..., :-1]), matrix[..., -1].reshape(self.bias.shape)]
 
     def to_matrix(self, weight: Tensor) -> Tensor:
-        """A tensor shaped as the weight, as matrices ``(blocks, d, p)`` without the bias."""
+        """Return a tensor shaped as the weight as matrices ``(blocks, d, p)`` without the bias."""
         return weight.reshape(self.blocks, self.d, -1)
 
     def from_matrix(self, matrix: Tensor) -> Tensor:
-        """The inverse of :meth:`to_matrix`."""
+        """Return the tensor of a matrix: the inverse of :meth:`to_matrix`."""
         return matrix.reshape(self.shape)
 
     # ------------------------------------------------------------------ rows
     def inputs(self, x: Tensor, every: int = 1, start: int = 0) -> Tensor:
-        """The module's input as rows ``(blocks, samples, positions, p)``, without the bias's column of ones.
+        """Return the module's input as rows ``(blocks, samples, positions, p)``, without the bias's column of ones.
 
         Where positions have axes, every n-th position along each axis is taken, from ``start`` on.
         """
         return _by_position(x).unsqueeze(0)
 
     def outputs(self, g: Tensor, every: int = 1, start: int = 0) -> Tensor:
-        """The gradient of the module's output as rows ``(blocks, samples, positions, d)``."""
+        """Return the gradient of the module's output as rows ``(blocks, samples, positions, d)``."""
         return _by_position(g).unsqueeze(0)
 
     def mean_inputs(self, x: Tensor) -> Tensor:
-        """The means of :meth:`inputs` over positions, ``(blocks, samples, p)``."""
+        """Return the means of :meth:`inputs` over positions, ``(blocks, samples, p)``."""
         return self.inputs(x).mean(2)
 
     def rows(
         self, x: Tensor, g: Tensor, approximation: Approximation = "expand", every: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Rows ``x`` of shape ``(blocks, n, p)`` and ``g`` of shape ``(blocks, n, d)``."""
+        """Return rows ``x`` of shape ``(blocks, n, p)`` and ``g`` of shape ``(blocks, n, d)``."""
         if approximation == "reduce":
             x, g = self.mean_inputs(x), self.outputs(g).sum(2)
         elif self.has_axes:
@@ -145,7 +145,7 @@ class Layer:
         return (torch.cat([x, x.new_ones(*x.shape[:-1], 1)], -1) if self.bias is not None else x), g
 
     def _rows_of_lattice(self, x: Tensor, g: Tensor, every: int) -> tuple[Tensor, Tensor]:
-        """One row for each n-th position along each axis; samples take turns in where they begin."""
+        """Return one row for each n-th position along each axis; samples take turns in where they begin."""
         x, g = self.batched(x), self.batched(g)
         starts = range(every)
         return (
@@ -154,26 +154,26 @@ class Layer:
         )
 
     def batched(self, x: Tensor) -> Tensor:
-        """An input or output of a module with axes, with a dimension of samples."""
+        """Return an input or output of a module with axes, with a dimension of samples."""
         return x if x.ndim == self.weight.ndim else x.unsqueeze(0)
 
     # ------------------------------------------------------------------ how many rows
     def samples(self, x: Tensor) -> int:
-        """The number of samples in an input, which are along its first dimension if there are several."""
+        """Return the number of samples in an input, which are along its first dimension if there are several."""
         if self.has_axes:
             return self.batched(x).shape[0]
         return x.shape[0] if x.ndim > 1 else 1
 
     def count(self, x: Tensor, g: Tensor, approximation: Approximation) -> int:
-        """The number of rows that an input and an output gradient give."""
+        """Return the number of rows that an input and an output gradient give."""
         return self.samples(x) if approximation == "reduce" else g.numel() // (self.blocks * self.d)
 
     def thinning(self, x: Tensor, g: Tensor, approximation: Approximation, ranks: int = 1) -> Thinning:
-        """One sample in four or two, if that leaves twice as many rows as either factor is large.
+        """Return a thinning to one sample in four or two, if enough rows are left.
 
-        Where only every second position is taken, once as many rows are enough, because they are less alike. Each rank
-        is assumed to have as many rows as this one. The steps are powers of two, so that ranks together take the same
-        samples as one process with the whole batch.
+        Twice as many rows as either factor is large are enough. Where only every second position is taken, once as many
+        rows are enough, because they are less alike. Each rank is assumed to have as many rows as this one. The steps
+        are powers of two, so that ranks together take the same samples as one process with the whole batch.
         """
         samples, every = self.samples(x), self._lattice(x, g, ranks) if approximation == "expand" else 1
         rows = ranks * self.count(x, g, approximation) // every ** (g.ndim - 2)
@@ -182,7 +182,10 @@ class Layer:
         return Thinning(1 if samples == 1 else stride, every)
 
     def _lattice(self, x: Tensor, g: Tensor, ranks: int) -> int:
-        """2 if every second position along each axis leaves rows enough, as neighbours are much alike; otherwise 1."""
+        """Return 2 if every second position along each axis leaves rows enough, and otherwise 1.
+
+        Neighbours are much alike.
+        """
         dims = self.weight.ndim - 2
         if not self.has_axes or self.samples(x) < 2 or min(*x.shape[-dims:], *g.shape[-dims:]) < 2:
             return 1
@@ -191,7 +194,7 @@ class Layer:
 
 
 def _by_position(x: Tensor) -> Tensor:
-    """``(samples, positions, features)`` from a vector or from any number of leading dimensions."""
+    """Return ``(samples, positions, features)`` from a vector or from any number of leading dimensions."""
     x = x.reshape(1, -1) if x.ndim == 1 else x
     return x.reshape(x.shape[0], -1, x.shape[-1]) if x.numel() else x.new_zeros(0, 1, x.shape[-1])
 
@@ -217,7 +220,7 @@ class FactoredLayer:
         return self.layer.weight
 
     def form(self, side: str) -> FactorForm:
-        """The form of the factor K or C."""
+        """Return the form of the factor K or C."""
         return self.pair.left if side == "K" else self.pair.right
 
     @property
@@ -257,18 +260,18 @@ class Part:
 
 
 def as_whole(p: Tensor) -> Tensor:
-    """The tensor of which a parameter is a part; the parameter itself, where it is whole or a ``DTensor``."""
+    """Return the tensor of which a parameter is a part; the parameter itself, where it is whole or a ``DTensor``."""
     whole: Tensor = getattr(p, WHOLE, p)
     return whole
 
 
 def parameter_names(model: nn.Module) -> dict[nn.Parameter, str]:
-    """The parameters of a model with their names."""
+    """Return the parameters of a model with their names."""
     return {p: name for name, p in model.named_parameters()}
 
 
 def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[Item]]:
-    """The items with equal keys together, in the order of the first of them."""
+    """Return the items in lists of equal keys, in the order of the first of each."""
     found: dict[Hashable, list[Item]] = {}
     for item in items:
         found.setdefault(key(item), []).append(item)
@@ -276,12 +279,12 @@ def alike(items: Iterable[Item], key: Callable[[Item], Hashable]) -> list[list[I
 
 
 def cat(tensors: Sequence[Tensor]) -> Tensor:
-    """The tensors along the first dimension; a single one as it is."""
+    """Concatenate tensors along the first dimension; a single one stays as it is."""
     return tensors[0] if len(tensors) == 1 else torch.cat(tuple(tensors))
 
 
 def parted(tensor: Tensor, count: int) -> Sequence[Tensor]:
-    """The inverse of :func:`cat` for equal parts."""
+    """Divide a tensor into equal parts, which is the inverse of :func:`cat`."""
     return [tensor] if count == 1 else tensor.chunk(count)
 
 
@@ -296,11 +299,11 @@ class Stack:
         return len(self.layers)
 
     def form(self, side: str) -> FactorForm:
-        """The form of the factor K or C."""
+        """Return the form of the factor K or C."""
         return self.pair.left if side == "K" else self.pair.right
 
     def get(self, key: str) -> Tensor:
-        """A tensor of the state of each layer, block after block."""
+        """Return a tensor of the state of each layer, block after block."""
         return cat([state[key] for state in self._states])
 
     def set(self, key: str, values: Tensor) -> None:

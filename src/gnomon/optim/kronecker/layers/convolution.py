@@ -51,11 +51,14 @@ class ConvolutionLayer(Layer):
         return _mean_patches(x, m.kernel_size, m.stride, m.dilation, padding, self.blocks)
 
     def _prepared(self, x: Tensor) -> Tensor:
-        """The input as patches are cut from it."""
+        """Return the input as patches are cut from it."""
         return self._padded(self._merged(x))
 
     def _merged(self, x: Tensor) -> Tensor:
-        """The mean over groups where it is that of patches: before they are cut it is cheaper."""
+        """Return the mean over groups where it is that of patches, and otherwise the input.
+
+        Before patches are cut the mean is cheaper.
+        """
         m, x = self.module, self.batched(x)
         return x.unflatten(1, (m.groups, -1)).mean(1) if self.average and m.groups > 1 else x
 
@@ -92,7 +95,7 @@ class TransposedConvolutionLayer(Layer):
         return _channels_last(self.batched(x), self.module.groups, every, start)
 
     def outputs(self, g: Tensor, every: int = 1, start: int = 0) -> Tensor:
-        """Patches of the gradient, at the places to which the input positions wrote."""
+        """Return patches of the gradient, at the places to which the input positions wrote."""
         m = self.module
         # Output padding adds places at the end to which no input position wrote.
         sides = zip(reversed(m.padding), reversed(m.output_padding), strict=True)
@@ -108,7 +111,7 @@ class TransposedConvolutionLayer(Layer):
 
 
 def _channels_last(x: Tensor, groups: int, every: int = 1, start: int = 0) -> Tensor:
-    """``(groups, samples, positions, channels)`` from ``(samples, all channels, *positions)``."""
+    """Return ``(groups, samples, positions, channels)`` from ``(samples, all channels, *positions)``."""
     if every > 1:
         x = x[(slice(None),) * 2 + (slice(start, None, every),) * (x.ndim - 2)]
     return x.reshape(x.shape[0], groups, x.shape[1] // groups, math.prod(x.shape[2:])).permute(1, 0, 3, 2)
@@ -123,7 +126,7 @@ def _patches(
     every: int = 1,
     start: int = 0,
 ) -> Tensor:
-    """``(groups, samples, positions, channels * kernel)``: what each position of a convolution sees."""
+    """Return what each position of a convolution sees, of shape ``(groups, samples, positions, channels * kernel)``."""
     if math.prod(kernel) == 1 and set(stride) == {1}:
         return _channels_last(x, groups, every, start)
     for axis, (size, step, gap) in enumerate(zip(kernel, stride, dilation, strict=True), start=2):
@@ -148,7 +151,7 @@ def _mean_patches(
     padding: list[tuple[int, int]],
     groups: int,
 ) -> Tensor:
-    """The mean of :func:`_patches` over positions, for an input with zero padding, computed without patches.
+    """Return the mean of :func:`_patches` over positions, for an input with zero padding, computed without patches.
 
     Along one axis after the other, the last first, it is a product with few rows.
     """
@@ -165,7 +168,10 @@ def _mean_patches(
 def _window_means(
     length: int, size: int, step: int, gap: int, sides: tuple[int, int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """``(size, length)``: what each place along an axis counts in the mean of what an offset in the kernel sees."""
+    """Return weights ``(size, length)`` of places along an axis.
+
+    They say what each place counts in the mean of what an offset in the kernel sees.
+    """
     before, after = sides
     means = torch.zeros(size, before + length + after, dtype=dtype)
     positions = (means.shape[1] - gap * (size - 1) - 1) // step + 1

@@ -19,7 +19,10 @@ class EmbeddingLayer(Layer):
         self.p, self.d = self.shape
 
     def inputs(self, x: Tensor, every: int = 1, start: int = 0) -> Tensor:
-        """Indices ``(1, samples, positions)``; an index of padding becomes p, which stands for the zero vector."""
+        """Return indices ``(1, samples, positions)``.
+
+        An index of padding becomes p, which stands for the zero vector.
+        """
         indices = x.reshape(1, x.shape[0] if x.ndim else 1, -1) if x.numel() else x.new_zeros(1, 0, 1)
         padding = self.module.padding_idx
         return indices if padding is None else indices.masked_fill(indices == padding, self.p)
@@ -27,7 +30,7 @@ class EmbeddingLayer(Layer):
     def rows(
         self, x: Tensor, g: Tensor, approximation: Approximation = "expand", every: int = 1
     ) -> tuple[Tensor, Tensor]:
-        """Indices of shape ``(1, n)`` and their gradients. Indices have no mean, so they are never reduced."""
+        """Return indices of shape ``(1, n)`` and their gradients. Indices have no mean, so they are never reduced."""
         indices, g = self.inputs(x).flatten(1, 2), self.outputs(g).flatten(1, 2)
         return indices, g * (indices < self.p).unsqueeze(-1)
 
@@ -35,7 +38,7 @@ class EmbeddingLayer(Layer):
         return x.shape[0] if x.ndim else 1
 
     def count(self, x: Tensor, g: Tensor, approximation: Approximation) -> int:
-        """The number of indices, which are never reduced."""
+        """Return the number of indices, which are never reduced."""
         return g.numel() // self.d
 
     def to_matrix(self, weight: Tensor) -> Tensor:

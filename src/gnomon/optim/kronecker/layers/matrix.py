@@ -57,7 +57,7 @@ GATES: dict[type[nn.Module], int] = {
 
 
 def hidden_matrices(module: nn.Module, recurrent: bool) -> Iterator[tuple[str, HiddenMatrix]]:
-    """The matrices of an attention module, or of a recurrent one, by name."""
+    """Yield the matrices of an attention module, or of a recurrent one, by name."""
     if isinstance(module, nn.MultiheadAttention):
         yield from attention_matrices(module)
     elif recurrent and isinstance(module, tuple(GATES)):
@@ -65,7 +65,7 @@ def hidden_matrices(module: nn.Module, recurrent: bool) -> Iterator[tuple[str, H
 
 
 def attention_matrices(module: nn.MultiheadAttention) -> Iterator[tuple[str, HiddenMatrix]]:
-    """The projections of an attention module, which calls no module that a hook could watch."""
+    """Yield the projections of an attention module, which calls no module that a hook could watch."""
     parts: dict[str, Any] = dict(module.named_parameters())
     pairs = {
         "in_proj_weight": ("in_proj_weight", "in_proj_bias", 3),
@@ -80,8 +80,10 @@ def attention_matrices(module: nn.MultiheadAttention) -> Iterator[tuple[str, Hid
 
 
 def recurrent_matrices(module: nn.Module, gates: int) -> Iterator[tuple[str, HiddenMatrix]]:
-    """The weights of a recurrent module from the input (``ih``) and from the hidden state (``hh``), and the projection
-    of the hidden state (``hr``), for each layer and direction.
+    """Yield the weights of a recurrent module, for each layer and direction.
+
+    These are the weights from the input (``ih``) and from the hidden state (``hh``), and the projection of the hidden
+    state (``hr``).
 
     All time steps run in one call of torch, which shows neither hidden states nor gradients of gates. A bias is a
     column of the weight with which it is added.
@@ -100,7 +102,7 @@ CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTran
 
 
 def bare_layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
-    """The parameters of a model that are matrices, or stacks of them, whatever module has them.
+    """Yield the parameters of a model that are matrices, or stacks of them, whatever module has them.
 
     One with three dimensions is a stack of matrices, except in convolutions, where the last one has the positions of
     a kernel. With more dimensions it is one matrix, the first dimension against the others.
@@ -118,7 +120,7 @@ def bare_layers(model: nn.Module) -> Iterator[tuple[str, Layer]]:
 
 
 def is_matrix(p: nn.Parameter) -> bool:
-    """Whether a parameter maps vectors to vectors, as far as its shape tells.
+    """Return whether a parameter maps vectors to vectors, as far as its shape tells.
 
     One with a single dimension above 1 is a vector, and one whose first dimension is 1 is added to all samples, as
     position embeddings of shape ``(1, positions, width)`` are.
