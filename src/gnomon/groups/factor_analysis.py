@@ -149,14 +149,17 @@ def _descend(problem: _Problem, log_psi: Tensor, floor: Tensor, ceiling: Tensor)
         if slope > -ENOUGH:
             log_psi = (log_psi + direction).clamp(floor, ceiling)
             return problem.profile(log_psi), log_psi
-        size = min(1.0, LONGEST_STEP / float(direction.abs().max()))
-        trial, found = log_psi, current
+        longest = min(1.0, LONGEST_STEP / float(direction.abs().max()))
+        size, trial, found = longest, log_psi, current
         while size > 1e-6 and not found.value < current.value + min(1e-4 * size * slope, 0.0):
             trial = (log_psi + size * direction).clamp(floor, ceiling)
             found = problem.profile(trial)
             size *= 0.5
-        if not found.value < current.value:  # rounding
-            break
+        if not found.value < current.value:  # rounding hides what is gained, and gradients decide
+            trial = (log_psi + longest * direction).clamp(floor, ceiling)
+            found = problem.profile(trial)
+            if not found.gradient()[free].norm() < 0.5 * gradient[free].norm():
+                break
         log_psi, current = trial, found
     return current, log_psi
 
