@@ -8,7 +8,7 @@ from torch import nn
 
 from gnomon.linalg import packed_size, unpack_symmetric
 from gnomon.optim import INGD, KFAC
-from gnomon.optim.kronecker.factor_update import FORMS
+from gnomon.optim.kronecker.inverse_free_factor import FORMS
 from support.matrices import F64
 
 

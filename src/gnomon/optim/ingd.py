@@ -15,7 +15,8 @@ from ..linalg import align
 from .distributed.strategies import SHARDS, ShardChoice, strategy_for
 from .distributed.tensor_parallel import mark_parts
 from .kronecker.config import CurvatureConfig, FactorConfig, Scalar, StepConfig, check_choice, resolves_preset
-from .kronecker.factor_update import InverseFreeFactors, early_average, published_precond_lr
+from .kronecker.factor_update import early_average, published_precond_lr
+from .kronecker.inverse_free_factor import InverseFreeFactors
 from .kronecker.layers.base import Approximation, Settings
 from .kronecker.named_groups import model_of
 from .kronecker.optimizer import KroneckerOptimizer

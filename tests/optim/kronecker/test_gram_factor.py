@@ -8,7 +8,7 @@ from gnomon.linalg import probe
 from gnomon.optim import INGD
 from gnomon.optim.kronecker.dense_factor import DenseFactor
 from gnomon.optim.kronecker.factor_forms import FactorPair
-from gnomon.optim.kronecker.factor_update import FORMS, curvature, gradient_curvature
+from gnomon.optim.kronecker.factor_update import curvature, gradient_curvature
 from gnomon.optim.kronecker.gram_factor import (
     SECOND_ORDER,
     GramFactor,
@@ -16,6 +16,7 @@ from gnomon.optim.kronecker.gram_factor import (
     largest_eigenvalue,
     largest_eigenvalue_by_rows,
 )
+from gnomon.optim.kronecker.inverse_free_factor import FORMS
 from gnomon.optim.kronecker.statistics import MatrixMoment, RowMoment, Statistics
 from support.factors import tangents
 

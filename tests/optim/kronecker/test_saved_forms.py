@@ -8,7 +8,7 @@ from torch import nn
 
 from gnomon import groups
 from gnomon.optim import INGD
-from gnomon.optim.kronecker.factor_update import FORMS
+from gnomon.optim.kronecker.inverse_free_factor import FORMS
 
 SETTINGS = {
     "gram": {"damping": 0.2},

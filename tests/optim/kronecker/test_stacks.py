@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from gnomon import groups
 from gnomon.optim import INGD
-from gnomon.optim.kronecker.factor_update import InverseFreeFactors
 from gnomon.optim.kronecker.inverse_factor import InverseFactors
+from gnomon.optim.kronecker.inverse_free_factor import InverseFreeFactors
 from gnomon.optim.kronecker.layers import base
 from support.marks import slow_where
 from support.matrices import F64
