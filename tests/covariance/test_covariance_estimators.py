@@ -137,7 +137,8 @@ def test_rows_that_come_in_parts_are_fitted_as_all_at_once(estimator):
             parts.partial_fit(X[part], sample_weight=weights[part])
         np.testing.assert_allclose(parts.location_, whole.location_)
         np.testing.assert_allclose(np.asarray(parts.covariance_), np.asarray(whole.covariance_), rtol=1e-5, atol=1e-6)
-        assert parts.score(X) == pytest.approx(whole.score(X), abs=1e-7)
+        # The score is without weights, and so not at its maximum: it is as near as the covariances are.
+        assert parts.score(X) == pytest.approx(whole.score(X), abs=1e-6)
 
 
 def test_parts_need_all_that_cross_validation_would_find():
