@@ -35,6 +35,11 @@ def machine(*packages: str) -> str:
 def write(section: str, text: str, data: dict[str, Any]) -> None:
     """Replace one section of RESULTS.md and its JSON file."""
     (HERE / f"{section}.json").write_text(json.dumps(data, indent=1) + "\n")
+    write_section(section, text)
+
+
+def write_section(section: str, text: str) -> None:
+    """Replace one section of RESULTS.md."""
     begin, end = f"<!-- begin {section} -->", f"<!-- end {section} -->"
     block = f"{begin}\n{text.strip()}\n{end}"
     old = RESULTS.read_text() if RESULTS.exists() else "# Benchmark results\n"

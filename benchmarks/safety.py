@@ -1,12 +1,13 @@
 """Points at any learning rate: 300 steps of each optimizer on each structure and form, at the defaults.
 
-    python benchmarks/safety.py [--quick] [--processes 2] [--runs FILE] [--limit 1000] [--write]
+    python benchmarks/safety.py [--quick] [--processes 2] [--limit 1000] [--write]
 
 The runs are in float32. A run is safe if nothing is raised, every frame is finite, and the matrix is positive
 definite to the end. The script ends with an error if a run is not safe, or if a loss has not fallen at a sensible rate.
 
-The whole grid takes about 45 minutes of CPU time. With ``--runs`` each run is kept in a file of JSON lines, and a
-second call does only those that are missing. ``--limit`` ends a grid early: with a random part of it.
+The whole grid takes about four hours of CPU time. With ``--write`` the outcome of each run is kept in safety.json, and
+the next call does only those that are missing. ``--limit`` ends a call after so many of them. They are in a random
+order, so that what is done is a sample of the whole. To begin anew, remove safety.json.
 """
 
 from __future__ import annotations
@@ -190,46 +191,73 @@ def run_quietly(task: tuple[str, g.Group, str, str, float]) -> dict[str, Any]:
     return run(*task)
 
 
-def grid(quick: bool, processes: int, path: Path | None, limit: int | None) -> tuple[list[dict[str, Any]], int]:
-    """Runs of the grid, and how many it has."""
+class Outcomes:
+    """What became of each run: ``fell`` and ``rose`` tell of its loss, all else what went wrong."""
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self.of: dict[str, dict[str, dict[str, dict[str, str]]]] = {}
+        """By objective, structure with form, optimizer and rate."""
+        if path and path.exists():
+            self.of = json.loads(path.read_text())["outcomes"]
+
+    def add(self, one: dict[str, Any]) -> None:
+        outcome = one["wrong"] or ("fell" if one["last"] < one["first"] else "rose")
+        objective, case, name, rate = _place(
+            one["objective"], one["structure"], one["form"], one["optimizer"], one["lr"]
+        )
+        self.of.setdefault(objective, {}).setdefault(case, {}).setdefault(name, {})[rate] = outcome
+
+    def save(self) -> None:
+        if self.path:
+            self.path.write_text(json.dumps({"runs": len(self), "outcomes": self.of}, indent=1, sort_keys=True) + "\n")
+
+    def __iter__(self) -> Iterator[tuple[str, str, str, str, str]]:
+        """Objective, structure with form, optimizer, rate and outcome of each run."""
+        for objective, cases in self.of.items():
+            for case, names in cases.items():
+                for name, rates in names.items():
+                    for rate, outcome in rates.items():
+                        yield objective, case, name, rate, outcome
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+    def that_fell(self, objective: str) -> dict[str, dict[str, tuple[int, int]]]:
+        """For each optimizer and rate, in how many runs the loss is lower at the end, and the number of runs."""
+        counts: dict[str, dict[str, tuple[int, int]]] = {name: {} for name in OPTIMIZERS}
+        for name, lr in itertools.product(OPTIMIZERS, RATES):
+            own = [one[-1] for one in self if one[:1] + one[2:4] == (objective, name, f"{lr:g}")]
+            counts[name][f"{lr:g}"] = own.count("fell"), len(own)
+        return counts
+
+
+def _place(objective: str, structure: str, form: str, optimizer: str, lr: float) -> tuple[str, str, str, str]:
+    return objective, f"{structure}, {form}", optimizer, f"{lr:g}"
+
+
+def fill(outcomes: Outcomes, quick: bool, processes: int, limit: int | None) -> int:
+    """Do the runs that are missing; the size of the grid is returned."""
     structures = (STRUCTURES[0], STRUCTURES[6]) if quick else STRUCTURES
     tasks = [
         (*case, name, lr)
         for case, name, lr in itertools.product(cases(structures), OPTIMIZERS, (1e-2, 1e3) if quick else RATES)
     ]
-    random.Random(0).shuffle(tasks)  # so that what is done of a grid is a sample of the whole
-    runs = [json.loads(line) for line in path.read_text().splitlines()] if path and path.exists() else []
-    done = {_key(one) for one in runs}
-    missing = [task for task in tasks if (task[0], repr(task[1]), *task[2:]) not in done]
-    if limit is not None:
-        missing = missing[: max(0, limit - len(runs))]
+    random.Random(0).shuffle(tasks)
+    done = {one[:-1] for one in outcomes}
+    missing = [task for task in tasks if _place(task[0], repr(task[1]), *task[2:]) not in done][:limit]
     with multiprocessing.get_context("spawn").Pool(processes) as pool:
-        for one in pool.imap_unordered(run_quietly, missing):
-            runs.append(one)
-            if path:
-                with path.open("a") as file:
-                    file.write(json.dumps(one) + "\n")
-            if len(runs) % 100 == 0 or one["wrong"]:
-                print(f"{len(runs)} of {len(tasks)} runs {one['wrong']}", file=sys.stderr, flush=True)
-    return runs, len(tasks)
-
-
-def _key(one: dict[str, Any]) -> tuple[Any, ...]:
-    return one["objective"], one["structure"], one["form"], one["optimizer"], one["lr"]
+        for count, one in enumerate(pool.imap_unordered(run_quietly, missing), 1):
+            outcomes.add(one)
+            outcomes.save()
+            if count % 20 == 0 or one["wrong"]:
+                print(f"{count} of {len(missing)} runs {one['wrong']}", file=sys.stderr, flush=True)
+    return len(tasks)
 
 
 # ---------------------------------------------------------------------- the report
-def losses_that_fell(runs: list[dict[str, Any]], objective: str) -> dict[str, dict[float, tuple[int, int]]]:
-    """For each optimizer and rate, in how many runs the loss is lower at the end, and the number of runs."""
-    counts: dict[str, dict[float, tuple[int, int]]] = {name: {} for name in OPTIMIZERS}
-    for name, lr in itertools.product(OPTIMIZERS, sorted({one["lr"] for one in runs})):
-        own = [one for one in runs if (one["objective"], one["optimizer"], one["lr"]) == (objective, name, lr)]
-        counts[name][lr] = sum(one["last"] < one["first"] for one in own), len(own)
-    return counts
-
-
-def table(counts: dict[str, dict[float, tuple[int, int]]]) -> str:
-    rates = [f"lr = {lr:g}" for lr in next(iter(counts.values()))]
+def table(counts: dict[str, dict[str, tuple[int, int]]]) -> str:
+    rates = [f"lr = {rate}" for rate in next(iter(counts.values()))]
     return report.table(
         ["optimizer", *rates],
         [[name, *(f"{fell} of {n}" for fell, n in own.values())] for name, own in counts.items()],
@@ -239,38 +267,39 @@ def table(counts: dict[str, dict[float, tuple[int, int]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two structures and two rates")
-    parser.add_argument("--write", action="store_true", help="put the result into benchmarks/RESULTS.md")
+    parser.add_argument("--write", action="store_true", help="go on with safety.json, and write benchmarks/RESULTS.md")
     parser.add_argument("--processes", type=int, default=1)
-    parser.add_argument("--runs", type=Path, help="a file of runs that are done, to go on with")
-    parser.add_argument("--limit", type=int, help="at most so many runs, those of the file included")
+    parser.add_argument("--limit", type=int, help="at most so many new runs")
     options = parser.parse_args()
+    if options.quick and options.write:
+        parser.error("--quick is not the grid that --write is for; leave one of them out")
 
-    runs, total = grid(options.quick, options.processes, options.runs, options.limit)
-    unsafe = [one for one in runs if one["wrong"]]
-    risen = [one for one in runs if one["lr"] <= SENSIBLE and not one["last"] < one["first"]]
-    rates = {one["lr"] for one in runs}
-    fell = {objective: losses_that_fell(runs, objective) for objective in ("likelihood", "ELBO")}
+    outcomes = Outcomes(report.HERE / "safety.json" if options.write else None)
+    total = fill(outcomes, options.quick, options.processes, options.limit)
+    unsafe = [one for one in outcomes if one[-1] not in ("fell", "rose")]
+    risen = [one for one in outcomes if one[-1] == "rose" and float(one[3]) <= SENSIBLE]
     text = f"""## Points at any learning rate
 
-`python benchmarks/safety.py --write`, on {report.machine()}.
+`python benchmarks/safety.py --write`, in calls that go on with each other; the last one on {report.machine()}.
 
-{len(runs)} of the {total} runs of a grid: {len(STRUCTURES)} structures of {K} features, `SPD` and `Gaussian` in each
-form, {len(OPTIMIZERS)} optimizers, rates from {min(rates):g} to {max(rates):g}. A run has {STEPS} steps in float32, at
-the defaults. In a safe run nothing is raised, every frame is finite, and the matrix is positive definite to the end.
-Unsafe runs: {len(unsafe)}. Runs with a rate of {SENSIBLE:g} or less in which the loss has not fallen: {len(risen)}.
+{len(outcomes)} of the {total} runs of a grid: {len(STRUCTURES)} structures of {K} features, `SPD` and `Gaussian` in
+each form, {len(OPTIMIZERS)} optimizers, rates from {min(RATES):g} to {max(RATES):g}. A run has {STEPS} steps in
+float32, at the defaults. In a safe run nothing is raised, every frame is finite, and the matrix is positive definite to
+the end. Unsafe runs: {len(unsafe)}. Runs with a rate of {SENSIBLE:g} or less in which the loss has not fallen:
+{len(risen)}.
 
 The tables tell in how many runs the loss is lower at the end than at the start. The first is for the likelihood of
 {SAMPLES} samples, the second for the evidence lower bound of a logistic regression by 8 draws a step.
 
-{table(fell["likelihood"])}
+{table(outcomes.that_fell("likelihood"))}
 
-{table(fell["ELBO"])}
+{table(outcomes.that_fell("ELBO"))}
 """
     print(text)
     for one in unsafe + risen:
         print(one)
     if options.write:
-        report.write("safety", text, {"runs": len(runs), "unsafe": unsafe, "risen": risen, "fell": fell})
+        report.write_section("safety", text)
     if unsafe or risen:
         sys.exit(f"{len(unsafe)} unsafe runs, {len(risen)} losses that have not fallen at a sensible rate")
 

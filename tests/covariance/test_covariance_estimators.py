@@ -137,6 +137,7 @@ def test_rows_that_come_in_parts_are_fitted_as_all_at_once(estimator):
             parts.partial_fit(X[part], sample_weight=weights[part])
         np.testing.assert_allclose(parts.location_, whole.location_)
         np.testing.assert_allclose(np.asarray(parts.covariance_), np.asarray(whole.covariance_), rtol=1e-5, atol=1e-6)
+        # The score is without weights, and so not at its maximum: it is as near as the covariances are.
         assert parts.score(X) == pytest.approx(whole.score(X), abs=1e-7)
 
 
@@ -148,7 +149,7 @@ def test_parts_need_all_that_cross_validation_would_find():
     assert "give the shrinkage and the structure" in str(error.value.__cause__)
     model = StructuredCovariance("dense", shrinkage=0.0).partial_fit(rows())
     fitted = model.covariance_.to_dense()
-    with pytest.raises(ValueError, match="NaN"):
+    with pytest.raises(ValueError, match="missing values, which partial_fit cannot sum over; pass all rows to fit"):
         model.partial_fit(np.full((2, 6), np.nan))
     np.testing.assert_array_equal(model.covariance_.to_dense(), fitted)
 
@@ -227,6 +228,9 @@ def test_needs_a_fit():
         (StructuredCovariance(form="both"), "form must be 'covariance' or 'precision', got 'both'"),
         (StructuredCovariance(shrinkage=1.5), r"shrinkage must be 'cv' or a number between 0 and 1, got 1\.5"),
         (StructuredCovariance(shrinkage="no"), "shrinkage must be 'cv' or a number between 0 and 1, got 'no'"),
+        (StructuredCovariance(shrinkage=True), "shrinkage must be 'cv' or a number between 0 and 1, got True"),
+        (StructuredCovariance("arrow", cv=1), "cv must be at least 2 folds, or a splitter of scikit-learn, got 1"),
+        (GraphicalModel(3), r"graph is 3; give a symmetric matrix of shape \(6, 6\), or pairs of features"),
         (StructuredCovariance(target="mean"), "target must be 'auto', 'diagonal' or 'identity', got 'mean'"),
         (StructuredCovariance("sparse", shrinkage=0.1), "structure must be one of dense, .* got 'sparse'"),
         (StructuredCovariance(g.Arrow(5), shrinkage=0.1), r"structure must be a group of size 6, got Arrow\(5"),
@@ -243,6 +247,17 @@ def test_errors_name_the_argument(estimator, message):
         estimator.fit(rows())
 
 
+def test_errors_of_methods_name_the_argument():
+    model = StructuredCovariance("arrow", shrinkage=0.1).fit(rows())
+    with pytest.raises(ValueError, match="n_samples must be a positive integer, got -1"):
+        model.sample(-1)
+    with pytest.raises(ValueError, match=r"comp_cov must have the shape of .* \(6, 6\), got \(3, 3\)"):
+        model.error_norm(np.eye(3))
+    for use in (lambda matrix: matrix - np.eye(6), lambda matrix: matrix[0, 0]):
+        with pytest.raises(TypeError, match=r"numpy\.asarray\(\.\) makes it dense"):
+            use(model.covariance_)
+
+
 def test_data_that_determine_nothing():
     with pytest.raises(ValueError, match=r"are singular: there are too few samples .* shrinkage"):
         StructuredCovariance("dense", shrinkage=0.0).fit(rows(n=5))
@@ -256,6 +271,8 @@ def test_data_that_determine_nothing():
         StructuredCovariance("arrow", shrinkage=0.1).fit(X)
     with pytest.raises(ValueError, match="weights must contain at least one non-zero"):
         StructuredCovariance("arrow", shrinkage=0.1).fit(rows(), sample_weight=np.zeros(80))
+    with pytest.raises(ValueError, match="sample_weight must be positive for two rows of X or more, got one"):
+        StructuredCovariance("arrow", shrinkage=0.1).fit(rows(), sample_weight=np.eye(80)[3])
 
 
 @pytest.mark.spawns

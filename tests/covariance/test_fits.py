@@ -189,7 +189,8 @@ def test_chordal_graphs_are_recognized():
 def test_ways_to_give_a_graph():
     X = np.random.RandomState(0).standard_normal((50, 4))
     chain = np.abs(np.subtract.outer(np.arange(4), np.arange(4))) == 1
-    for graph in ("chain", "chain:1", chain, chain.astype(float) + np.eye(4), [(0, 1), (1, 2), (3, 2)]):
+    edges = [(0, 1), (1, 2), (3, 2)]
+    for graph in ("chain", "chain:1", chain, chain.astype(float) + np.eye(4), edges, set(edges)):
         model = GraphicalModel(graph, shrinkage=0.1).fit(X)
         assert (model.graph_ == chain).all()
         assert (np.asarray(model.precision_) != 0).sum() == 10
@@ -271,6 +272,8 @@ def test_orders_are_found_again():
         order_features(arrow, lambda k: g.BlockTriangular((g.Dense(2), g.Toeplitz(k - 2))))
     with pytest.raises(ValueError, match="X has missing values"):
         order_features(with_holes(arrow), "arrow")
+    with pytest.raises(ValueError, match="shrinkage must be a number between 0 and 1, got 'cv'"):
+        order_features(arrow, "arrow", shrinkage="cv")
 
 
 def test_pictures():

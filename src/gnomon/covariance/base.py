@@ -17,6 +17,7 @@ from sklearn.utils.metaestimators import available_if
 from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
 from torch import Tensor
 
+from ..groups.base import positive_size
 from ..groups.moments import SingularMomentsError
 from ..manifolds import Gaussian
 from .missing import squared_distances
@@ -84,7 +85,9 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         the shrinkage and the structure must be given, because cross-validation needs all rows.
         """
         sums: RunningSums | None = getattr(self, "_sums", None)
-        data = validate_data(self, X, dtype=(np.float64, np.float32), reset=sums is None)
+        data = validate_data(self, X, dtype=(np.float64, np.float32), ensure_all_finite="allow-nan", reset=sums is None)
+        if np.isnan(data).any():
+            raise ValueError("X has missing values, which partial_fit cannot sum over; pass all rows to fit")
         if data.shape[1] > LARGEST_DENSE:
             raise ValueError(
                 f"partial_fit keeps a matrix of features times features, so that X may have at most {LARGEST_DENSE} "
@@ -109,7 +112,10 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         data = validate_data(
             self, X, dtype=(np.float64, np.float32), ensure_all_finite="allow-nan", ensure_min_samples=2
         )
-        sample = Sample.of(_tensor(data), self._weights(sample_weight, data), self.assume_centered)
+        weights = self._weights(sample_weight, data)
+        if weights is not None and int((weights > 0).sum()) < 2:
+            raise ValueError("sample_weight must be positive for two rows of X or more, got one; give more rows weight")
+        sample = Sample.of(_tensor(data), weights, self.assume_centered)
         self._check_features(sample)
         return sample
 
@@ -141,13 +147,13 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         if isinstance(self.shrinkage, str) and self.shrinkage == "cv":
             return None
         given: Any = self.shrinkage
-        if not isinstance(given, numbers.Real) or not 0 <= float(given) <= 1:
-            raise ValueError(f"shrinkage must be 'cv' or a number between 0 and 1, got {given!r}")
-        return float(given)
+        return check_share("shrinkage", given, "'cv' or ")
 
     def _folds(self, sample: Sample) -> Folds:
         splitter = self.cv
         if isinstance(splitter, numbers.Integral):
+            if splitter < 2:
+                raise ValueError(f"cv must be at least 2 folds, or a splitter of scikit-learn, got {splitter!r}")
             seed = check_random_state(self.random_state).randint(2**31)
             splitter = KFold(min(int(splitter), len(sample.rows)), shuffle=True, random_state=seed)
         pairs = check_cv(splitter).split(sample.rows)
@@ -228,7 +234,10 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         with ``squared=False``.
         """
         check_is_fitted(self)
-        difference = np.asarray(comp_cov) - self.covariance_.to_dense()
+        other, shape = np.asarray(comp_cov), self.covariance_.shape
+        if other.shape != shape:
+            raise ValueError(f"comp_cov must have the shape of the fitted covariance, {shape}, got {other.shape}")
+        difference = other - self.covariance_.to_dense()
         if norm not in ("frobenius", "spectral"):
             raise ValueError(f"norm must be 'frobenius' or 'spectral', got {norm!r}")
         value = float(np.linalg.norm(difference, "fro" if norm == "frobenius" else 2) ** 2)
@@ -238,7 +247,8 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
     def sample(self, n_samples: int = 1, random_state: Any = None) -> Array:
         """Return draws from the fitted Gaussian, one a row."""
         check_is_fitted(self)
-        noise = check_random_state(random_state).standard_normal((n_samples, self.gaussian_.d))
+        shape = (positive_size("n_samples", n_samples), self.gaussian_.d)
+        noise = check_random_state(random_state).standard_normal(shape)
         group, factor, _ = self.gaussian_._parts()
         rows = torch.from_numpy(noise)
         with torch.no_grad():
@@ -251,6 +261,13 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
 
         check_is_fitted(self)
         return plot_gaussian(self, axes)
+
+
+def check_share(name: str, value: Any, otherwise: str = "") -> float:
+    """``value`` as a number between 0 and 1; an error that names it, and what else it may be, if it is none."""
+    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 <= float(value) <= 1:
+        raise ValueError(f"{name} must be {otherwise}a number between 0 and 1, got {value!r}")
+    return float(value)
 
 
 def _tensor(data: Array) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,6 +119,8 @@ def as_graph(graph: Any, k: int, names: Sequence[str] | None = None) -> Array:
         graph = graph.toarray()
     if hasattr(graph, "edges"):
         graph = list(graph.edges)
+    if isinstance(graph, Set):
+        graph = sorted(graph, key=str)
     shape = np.shape(graph) if not hasattr(graph, "__array__") else np.asarray(graph).shape
     if shape == (k, k):
         matrix = np.asarray(graph) != 0
@@ -127,7 +129,8 @@ def as_graph(graph: Any, k: int, names: Sequence[str] | None = None) -> Array:
         return matrix & ~np.eye(k, dtype=bool)
     if (len(shape) == 2 and shape[1] == 2) or shape == (0,):
         return _from_edges(graph, k, names)
-    raise ValueError(f"graph has shape {shape}; give a symmetric matrix of shape {(k, k)}, or pairs of features")
+    given = f"has shape {shape}" if shape else f"is {graph!r}"
+    raise ValueError(f"graph {given}; give a symmetric matrix of shape {(k, k)}, or pairs of features")
 
 
 def _from_edges(edges: Any, k: int, names: Sequence[str] | None) -> Array:

@@ -83,6 +83,14 @@ class StructuredMatrix(LinearOperator):  # type: ignore[misc]
         result: Array = matrix.detach().numpy().copy()
         return result
 
+    def __add__(self, other: Any) -> LinearOperator:
+        if not isinstance(other, LinearOperator):
+            raise TypeError(f"{self!r}: only operators can be added to it, got {type(other).__name__}")
+        return super().__add__(other)
+
+    def __getitem__(self, key: Any) -> Any:
+        raise TypeError(f"{self!r}: it has no entries at hand")
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         dense = self.to_dense()
         return dense if dtype is None else dense.astype(dtype)

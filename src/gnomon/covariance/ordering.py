@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from ..groups import Arrow, BlockDiagonal, Dense, Diagonal, Group, Heisenberg, LowRank, Toeplitz, Triangular
 from ..groups.likelihood import Form
-from .base import GaussianEstimator
+from .base import GaussianEstimator, check_share
 from .sample import Sample
 from .selection import Folds, fit, log_prob, structure_model
 
@@ -79,9 +79,10 @@ def order_features(
     Args:
         X: the data, complete.
         structure, form: as in :class:`~gnomon.covariance.StructuredCovariance`.
-        shrinkage: of the fits that are compared.
+        shrinkage: of the fits that are compared, a number from 0 to 1.
         cv, random_state: the folds that are held out.
     """
+    shrinkage = check_share("shrinkage", shrinkage)
     reader = _Reader(cv, random_state)
     sample = reader._read(X, None)
     if not sample.complete:

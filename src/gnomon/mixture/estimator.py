@@ -182,11 +182,17 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
 
     def _given(self, name: str, shape: tuple[int, ...]) -> Array | None:
         """Return an array of the start, or None if it was not given."""
-        if getattr(self, name) is None:
+        given = getattr(self, name)
+        if given is None:
             return None
-        values = np.array(getattr(self, name), dtype=np.float64, order="C")
-        if values.shape != shape or not np.isfinite(values).all():
-            raise ValueError(f"{name} must be finite and of shape {shape}, got shape {values.shape}")
+        try:
+            values = np.array(given, dtype=np.float64, order="C")
+        except (TypeError, ValueError):
+            raise ValueError(f"{name} must be numbers of shape {shape}, got {given!r}") from None
+        if values.shape != shape:
+            raise ValueError(f"{name} must be of shape {shape}, got shape {values.shape}")
+        if not np.isfinite(values).all():
+            raise ValueError(f"{name} must be finite, got {given!r}")
         return values
 
     def _start(self, z: Array, weights: Array, group: Group, units: Units, rng: np.random.RandomState) -> Run:
