@@ -14,6 +14,7 @@ def mathml(found: re.Match[str]) -> str:
     tag, body = found.groups()
     tex = html.unescape(body).strip()[2:-2].strip()
     drawn = convert(tex, display="block" if tag == "div" else "inline")
+    drawn = drawn.replace("<mo>&#x02016;</mo>", '<mo form="prefix" stretchy="false" lspace="0" rspace="0">&#x02016;</mo>')
     return f'<{tag} class="formula">{drawn}</{tag}>'
 
 
