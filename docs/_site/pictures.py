@@ -1,4 +1,4 @@
-"""Pictures of the documentation lead to their files: a phone shows them small, and a reader can open and enlarge them."""
+"""Pictures of the documentation lead to their files, so that a reader of a small screen can enlarge them."""
 
 import re
 
