@@ -7,6 +7,8 @@ from latex2mathml.converter import convert
 
 FORMULA = re.compile(r'<(span|div) class="arithmatex">(.*?)</\1>', re.DOTALL)
 """What the Markdown extension ``pymdownx.arithmatex`` leaves: ``\\(...\\)`` in a line, ``\\[...\\]`` for a display."""
+NORM = '<mo form="prefix" stretchy="false" lspace="0" rspace="0">&#x02016;</mo>'
+"""The bars of a norm: as infix operators, which browsers take them for, they have space on both sides."""
 
 
 def mathml(found: re.Match[str]) -> str:
@@ -14,6 +16,7 @@ def mathml(found: re.Match[str]) -> str:
     tag, body = found.groups()
     tex = html.unescape(body).strip()[2:-2].strip()
     drawn = convert(tex, display="block" if tag == "div" else "inline")
+    drawn = drawn.replace("<mo>&#x02016;</mo>", NORM)
     return f'<{tag} class="formula">{drawn}</{tag}>'
 
 

@@ -14,6 +14,8 @@ TAG = re.compile(r"<[^>]+>")
 
 ROOM, CHARACTER, PADDING = 362.0, 6.9, 8.0
 """Pixels of a phone's screen for a table, of a character, and beside the text of a cell."""
+FORMULA = 1.8
+"""How much wider a sign of a formula is than a character: it is larger, and operators have space around them."""
 
 
 def plain(cell: str) -> str:
@@ -21,8 +23,9 @@ def plain(cell: str) -> str:
     return html.unescape(TAG.sub("", cell)).strip()
 
 
-def longest_word(cell: str) -> int:
-    return max((len(word) for word in plain(cell).split()), default=0)
+def longest_word(cell: str) -> float:
+    length = max((len(word) for word in plain(cell).split()), default=0)
+    return length * FORMULA if "<math" in cell else length
 
 
 def is_wide(rows: list[list[str]]) -> bool:

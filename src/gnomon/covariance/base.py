@@ -264,8 +264,8 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
 
 
 def check_share(name: str, value: Any, otherwise: str = "") -> float:
-    """``value`` as a number between 0 and 1; an error that names it, and what else it may be, if it is none."""
-    if not isinstance(value, numbers.Real) or isinstance(value, bool) or not 0 <= float(value) <= 1:
+    """Return a number between 0 and 1 as a float; raise an error that says what else it may be if it is none."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real) or not 0 <= float(value) <= 1:
         raise ValueError(f"{name} must be {otherwise}a number between 0 and 1, got {value!r}")
     return float(value)
 
