@@ -102,7 +102,7 @@ class Report:
             parts.append(f"These are results of the scale `{self.study.scale.name}`, which are not to be cited.")
         if missing := len(self.study.left()):
             parts.append(f"At least {missing} runs are missing. The cells of missing runs are empty.")
-        parts.append("![Final measures as multiples of AdamW's](quality.png)")
+        parts.append("![Final measures as multiples of each task's best one](quality.png)")
         parts += [section.markdown() for section in self.sections]
         if self.failures:
             parts += ["## Runs that failed", "\n".join(f"- {line}" for line in self.failures)]
