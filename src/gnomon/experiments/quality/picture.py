@@ -31,7 +31,7 @@ def draw(report: Report, path: Path) -> None:
     if ADAMW in report.study.references:
         panels["In AdamW's CPU time"] = report.outcomes_in_time_of(ADAMW)
     tasks = report.sets["all"]
-    canvas = Figure(figsize=(1.4 + 4.3 * len(panels), 1.5 + 0.3 * len(tasks)), layout="constrained")
+    canvas = Figure(figsize=(1.4 + 4.3 * len(panels), 2.0 + 0.3 * len(tasks)), layout="constrained")
     axes = canvas.subplots(1, len(panels), squeeze=False, sharey=True)[0]
     for panel, (title, outcomes) in zip(axes, panels.items(), strict=True):
         _style(panel, title, tasks)
