@@ -10,10 +10,13 @@ import torch
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.colors import LinearSegmentedColormap
 
 from gnomon import groups as g
+from gnomon.experiments.common.palette import BLUE, LINE, ORANGE
 
 K = 12
+SIGNS = LinearSegmentedColormap.from_list("signs", [ORANGE.light, LINE.light, BLUE.light])
 STRUCTURES = ["diagonal", "block:4", "toeplitz", "arrow:2", "lowrank:2", "heisenberg:2,2", "dense"]
 
 
@@ -54,7 +57,7 @@ def main() -> None:
         pictures = (a / a.abs().max(), correlations(covariance), correlations(torch.linalg.inv(covariance), -1))
         for ax, picture in zip(column, pictures, strict=True):
             shown = torch.where(picture.abs() < 1e-9, torch.nan, picture)  # zeros are white
-            ax.imshow(shown, cmap="PiYG", vmin=-1, vmax=1, interpolation="nearest", aspect="equal")
+            ax.imshow(shown, cmap=SIGNS, vmin=-1, vmax=1, interpolation="nearest", aspect="equal")
             ax.set_xticks([])
             ax.set_yticks([])
         column[0].set_title(name)
