@@ -140,3 +140,10 @@ def test_bad_arguments_of_averages():
         gnomon.averaged(gnomon.SPD(2), decay=1.0)
     with pytest.raises(TypeError, match=r"model must be a torch\.nn\.Module, got list"):
         gnomon.averaged([gnomon.SPD(2)])
+
+
+def test_errors_of_assignments_name_their_argument():
+    with pytest.raises(ValueError, match="value is not on the submanifold"):
+        gnomon.SPD(g.Diagonal(2)).assign_([[2.0, 1.0], [1.0, 2.0]])
+    with pytest.raises(ValueError, match="covariance is not positive definite"):
+        gnomon.Gaussian(2).assign_([[1.0, 2.0], [2.0, 1.0]])

@@ -96,6 +96,7 @@ class Gaussian(Point):
                 dtype=self.dtype,
                 device=self.device,
                 project=project,
+                name="covariance",
             )
         mean = self.loc if loc is None else _initial_mean(loc, (*self.batch_shape, self.d), factor[0])
         self._become(self.affine.join(tuple(block.detach() for block in factor), mean.detach()))

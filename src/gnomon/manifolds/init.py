@@ -72,11 +72,15 @@ def initial_element(
     dtype: torch.dtype | None = None,
     device: torch.device | str | None = None,
     project: bool = False,
+    name: str = "init",
 ) -> Element:
-    """Return the factor of ``tau = init`` in the given form; computed in float64, stored in ``dtype``."""
+    """Return the factor of ``tau = init`` in the given form; computed in float64, stored in ``dtype``.
+
+    ``name`` is the name of the argument in errors.
+    """
     if form == "inner" and isinstance(group, Marginal):
         raise ValueError(f"factor cannot be 'inner' for {group}; use 'outer' or 'inverse'")
-    values = as_values("init", 1.0 if init is None else init)
+    values = as_values(name, 1.0 if init is None else init)
     dtype = dtype or natural_dtype(1.0 if init is None else init)
     if not dtype.is_floating_point:
         raise TypeError(f"dtype must be a real floating-point type, got {dtype}")
@@ -86,46 +90,46 @@ def initial_element(
     k, batch = group.k, tuple(batch_shape)
     with torch.device("cpu"):
         if tau.ndim == 0:
-            element = _from_diagonal(group, form, tau.expand(*batch, k), project)
+            element = _from_diagonal(group, form, tau.expand(*batch, k), project, name)
         elif tau.shape in ((k, k), (*batch, k, k)):
-            element = _from_matrix(group, form, tau.expand(*batch, k, k), project)
+            element = _from_matrix(group, form, tau.expand(*batch, k, k), project, name)
         elif tau.shape in ((k,), (*batch, k)):
-            element = _from_diagonal(group, form, tau.expand(*batch, k), project)
+            element = _from_diagonal(group, form, tau.expand(*batch, k), project, name)
         else:
             raise ValueError(
-                f"init has shape {tuple(tau.shape)}; for {group} with batch_shape {batch} it must be a scalar, a "
+                f"{name} has shape {tuple(tau.shape)}; for {group} with batch_shape {batch} it must be a scalar, a "
                 f"diagonal {(*batch, k)} or a matrix {(*batch, k, k)}"
             )
     return tuple(block.to(device=device, dtype=dtype) for block in element)
 
 
-def _from_diagonal(group: Group, form: Form, diagonal: Tensor, project: bool) -> Element:
+def _from_diagonal(group: Group, form: Form, diagonal: Tensor, project: bool, name: str) -> Element:
     if not bool((diagonal > 0).all()):
         raise ValueError(
-            f"init must be positive, got a smallest entry of {float(diagonal.min()):.6g}; a covariance's "
+            f"{name} must be positive, got a smallest entry of {float(diagonal.min()):.6g}; a covariance's "
             "diagonal holds variances"
         )
     root = diagonal.rsqrt() if form == "inverse" else diagonal.sqrt()
     element = group.from_diagonal(root)
     if not project:
-        _require_close(group, group.matvec(element, torch.ones_like(root)) / root, torch.ones_like(root))
+        _require_close(group, group.matvec(element, torch.ones_like(root)) / root, torch.ones_like(root), name)
     return group.start(root) if isinstance(group, Marginal) else element
 
 
-def _from_matrix(group: Group, form: Form, tau: Tensor, project: bool) -> Element:
+def _from_matrix(group: Group, form: Form, tau: Tensor, project: bool, name: str) -> Element:
     scale = tau.diagonal(dim1=-2, dim2=-1).abs().clamp(min=1e-300).rsqrt()
     correlation = scale.unsqueeze(-1) * tau * scale.unsqueeze(-2)  # so that no entry is hidden by a larger one
     asymmetry = _largest(correlation - correlation.mT)
     if asymmetry > _TOLERANCE:
         raise ValueError(
-            f"init is not symmetric (difference from its transpose {asymmetry:.1e} of the diagonal); "
-            "pass (init + init.mT) / 2 if that is what you mean"
+            f"{name} is not symmetric (difference from its transpose {asymmetry:.1e} of the diagonal); "
+            f"pass ({name} + {name}.mT) / 2 if that is what you mean"
         )
     cholesky, info = torch.linalg.cholesky_ex(tau)
     if bool((info != 0).any()):
         smallest = float(torch.linalg.eigvalsh(tau).min())
         raise ValueError(
-            f"init is not positive definite (smallest eigenvalue {smallest:.3g}); add a multiple of the identity"
+            f"{name} is not positive definite (smallest eigenvalue {smallest:.3g}); add a multiple of the identity"
         )
     if isinstance(group, Dense):  # no structure to fit: directly from the Cholesky factor
         if form == "inverse":
@@ -140,7 +144,7 @@ def _from_matrix(group: Group, form: Form, tau: Tensor, project: bool) -> Elemen
             element = group.ldiv(element, group.identity_like(element))
     if not project:
         actual = Chart(group, form).matrix(element)
-        _require_close(group, scale.unsqueeze(-1) * actual * scale.unsqueeze(-2), correlation)
+        _require_close(group, scale.unsqueeze(-1) * actual * scale.unsqueeze(-2), correlation, name)
     return element
 
 
@@ -148,10 +152,10 @@ def _largest(x: Tensor) -> float:
     return float(x.abs().max()) if x.numel() else 0.0
 
 
-def _require_close(group: Group, actual: Tensor, wanted: Tensor) -> None:
+def _require_close(group: Group, actual: Tensor, wanted: Tensor, name: str) -> None:
     error = _largest(actual - wanted)
     if not error <= _TOLERANCE:
         raise ValueError(
-            f"init is not on the submanifold of {group} (off by {error:.1e} of the diagonal); pass project=True to "
+            f"{name} is not on the submanifold of {group} (off by {error:.1e} of the diagonal); pass project=True to "
             "start from a point of the submanifold near it"
         )

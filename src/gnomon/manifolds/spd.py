@@ -79,6 +79,7 @@ class SPD(Point):
             dtype=self.dtype,
             device=self.device,
             project=project,
+            name="value",
         )
         self._become(element)
         return self
