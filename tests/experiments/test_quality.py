@@ -26,7 +26,7 @@ from gnomon.experiments.quality.statistics import (
     steps_to,
     time_to,
 )
-from gnomon.experiments.quality.study import FULL, Study
+from gnomon.experiments.quality.study import FULL, QUICK, Study
 from gnomon.experiments.quality.task import train
 from gnomon.experiments.quality.timing import Times, Timing
 from gnomon.optim import INGD
@@ -78,7 +78,8 @@ def test_a_study_has_all_its_runs_and_a_page(tiny, tmp_path):
     found = tiny_study(tmp_path)
     finish(found)
     done = [run for run in found.known() if found.outcome(run) is not None]
-    assert len(done) == found.size == 3 * 4 + 3 * (3 + 2 * 2 + 2 * 2)
+    other_rates = sum(len(found.others("tiny", optimizer)) for optimizer in found.optimizers)
+    assert len(done) == found.size == 3 * 4 + 3 * (3 + 2 * 2 + 2 * 2) + 3 * other_rates
     report = Report(found, {"tiny": "test error"})
     assert report.sets["all"] == ["tiny"]
     page = report.markdown()
@@ -86,10 +87,26 @@ def test_a_study_has_all_its_runs_and_a_page(tiny, tmp_path):
         "Final measure at equal steps",
         "Summary in the time of Muon",
         "Steps and time to AdamW's measure",
+        "Sensitivity to the learning rate",
         PLANNED,
     ):
         assert f"## {title}" in page
     assert "nan" not in page
+
+
+def test_rates_beside_the_best_one_are_run_on_the_further_seeds(tiny, tmp_path):
+    found = tiny_study(tmp_path, ("adamw", "ingd"))
+    assert found.others("tiny", "ingd") == {}
+    finish(found)
+    best, usual = found.chosen_rate("tiny", "ingd"), CONTESTANTS["ingd"].usual
+    others = found.others("tiny", "ingd")
+    assert set(others) == {best / 2, 2 * best, usual} - {best}
+    assert [run.seed for run in others[2 * best]] == [1, 2, 3]
+    (row,) = [row for row in Report(found, {"tiny": ""}).sensitivity().rows if row[0] == "INGD"]
+    at = {rate: np.mean([found.outcome(run).test for run in runs]) for rate, runs in others.items()}
+    assert row[1].startswith(f"{at[best / 2] / Score.of(found.final_outcomes('tiny', 'ingd')).mean:.3f}")
+    quick = Study(tmp_path, {"tiny": Tiny.steps}, ["ingd"], QUICK)
+    assert not any(section.title.startswith("Sensitivity") for section in Report(quick, {"tiny": ""}).sections)
 
 
 def test_results_in_the_repository_are_taken_and_changed_settings_are_not(tiny, tmp_path, monkeypatch):

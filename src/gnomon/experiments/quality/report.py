@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import mean
@@ -122,7 +122,9 @@ class Report:
             sections.append(self.steps_and_time())
             if self.study.shares:
                 sections.append(self.planned_time())
-        return [*sections, self.sensitivity(), self.rates_and_times()]
+        if self.study.scale.around:
+            sections.append(self.sensitivity())
+        return [*sections, self.rates_and_times()]
 
     # ------------------------------------------------------------------ measures
     def final_measures(self) -> Section:
@@ -239,32 +241,33 @@ class Report:
         rows = []
         for optimizer, title in zip(self.optimizers, self.titles, strict=True):
             usual = CONTESTANTS[optimizer].usual
-            tried = list(self._tried(optimizer))
+            known = list(self._by_rate(optimizer))
+            ends = [best in (min(tried), max(tried)) for best, tried, _ in known]
             rows.append(
                 [
                     title,
-                    _worse([by_rate.get(best / 2, math.nan) / by_rate[best] for best, by_rate in tried]),
-                    _worse([by_rate.get(2 * best, math.nan) / by_rate[best] for best, by_rate in tried]),
-                    f"{_worse([by_rate.get(usual, math.nan) / by_rate[best] for best, by_rate in tried])} at {usual:g}",
-                    f"{sum(best in (min(by_rate), max(by_rate)) for best, by_rate in tried)} of {len(tried)}",
+                    _worse([measures[best / 2] / measures[best] for best, _, measures in known]),
+                    _worse([measures[2 * best] / measures[best] for best, _, measures in known]),
+                    f"{_worse([measures[usual] / measures[best] for best, _, measures in known])} at {usual:g}",
+                    f"{sum(ends)} of {len(ends)}",
                 ]
             )
         text = (
-            f"Test measure on seed {CHOICE_SEED} at another rate as a multiple of that at the best rate: geometric "
-            "mean over tasks, and the largest in parentheses."
+            "Mean test measure of the further seeds at another rate as a multiple of that at the best rate: geometric "
+            f"mean over tasks, and the largest in parentheses. The best rate was chosen on seed {CHOICE_SEED}, which "
+            "is not among these seeds, so that another rate can be better than it."
         )
         return Section("Sensitivity to the learning rate", text, header, rows)
 
-    def _tried(self, optimizer: str) -> Iterator[tuple[float, dict[float, float]]]:
-        """Yield the best rate of each task, and the test measure of each rate."""
+    def _by_rate(self, optimizer: str) -> Iterator[tuple[float, Collection[float], dict[float, float]]]:
+        """Yield the best rate of each task, the rates that were tried, and the mean measures at and beside the best."""
         for task in self.sets["all"]:
             best = self.study.chosen_rate(task, optimizer)
-            runs = self.study.tried(task, optimizer)
-            found = self.study.outcomes(runs.values())
-            if best is not None and found is not None:
-                by_rate = {rate: one.test for rate, one in zip(runs, found, strict=True)}
-                if math.isfinite(by_rate[best]):
-                    yield best, by_rate
+            own = self.study.final_outcomes(task, optimizer)
+            others = {rate: self.study.outcomes(runs) for rate, runs in self.study.others(task, optimizer).items()}
+            if best is not None and own is not None and not any(one.failure for one in own) and all(others.values()):
+                measures = {rate: Score.of(found).mean for rate, found in {best: own, **others}.items() if found}
+                yield best, self.study.tried(task, optimizer), measures
 
     def rates_and_times(self) -> Section:
         rows = []

@@ -18,7 +18,7 @@ from .contestants import CONTESTANTS
 from .picture import draw
 from .report import Report
 from .runs import Outcome, Run, settings_digest
-from .study import CHOICE_SEED, FULL, QUICK, Scale, Study
+from .study import FULL, QUICK, Scale, Study
 from .suite import TASKS
 from .timing import Times
 
@@ -135,10 +135,11 @@ def _write(report: Report, data: Path, page: Path) -> None:
 
 
 def compact(report: Report) -> str:
-    """Return all runs that have ended as JSON with a line for each. Only runs at equal steps have their curve."""
+    """Return all runs that have ended as JSON with a line for each. Those at the best rate have a curve."""
     study = report.study
+    drawn = {run for task in study.tasks for optimizer in study.optimizers for run in study.finals(task, optimizer)}
     pairs = [(run, study.outcome(run)) for run in study.known()]
-    lines = ",\n".join(json.dumps(_entry(run, outcome)) for run, outcome in pairs if outcome is not None)
+    lines = ",\n".join(json.dumps(_entry(run, outcome, run in drawn)) for run, outcome in pairs if outcome is not None)
     about = {
         "scale": study.scale.name,
         "versions": versions(),
@@ -177,8 +178,7 @@ def restore(study: Study, kept: Path) -> None:
                 run.keep(Outcome.from_data(entry))
 
 
-def _entry(run: Run, outcome: Outcome) -> dict[str, Any]:
-    has_curve = run.plan == "steps" and run.seed != CHOICE_SEED
+def _entry(run: Run, outcome: Outcome, has_curve: bool) -> dict[str, Any]:
     curve = [[_rounded(number) for number in point] for point in outcome.curve] if has_curve else []
     return {**run.identity, **outcome.as_data(), "curve": curve}
 

@@ -38,6 +38,8 @@ class Scale:
     """The optimizers in whose time the others run too."""
     shares: tuple[float, ...] = (0.25, 0.5)
     """The shares of AdamW's time for which shorter runs of the others are planned."""
+    around: tuple[float, ...] = (0.5, 2.0)
+    """The multiples of the best rate with which all further seeds run too, as they do with the usual rate."""
 
     def steps_of(self, own: int) -> int:
         """Return the steps of a task that has ``own`` steps."""
@@ -45,7 +47,7 @@ class Scale:
 
 
 FULL = Scale("full")
-QUICK = Scale("quick", share=0.1, rates=(1, 2), seeds=1, points=5, references=(ADAMW,), shares=())
+QUICK = Scale("quick", share=0.1, rates=(1, 2), seeds=1, points=5, references=(ADAMW,), shares=(), around=())
 
 
 @dataclass
@@ -88,7 +90,21 @@ class Study:
     def finals(self, task: str, optimizer: str) -> list[Run]:
         """Return the runs of the further seeds at the chosen rate. There are none while it is not known."""
         rate = self.chosen_rate(task, optimizer)
-        return [] if rate is None else [self._run(task, optimizer, rate, seed) for seed in self._seeds]
+        return [] if rate is None else self._at(rate, task, optimizer)
+
+    def others(self, task: str, optimizer: str) -> dict[float, list[Run]]:
+        """Return the runs of the further seeds at rates beside the chosen one, by these rates.
+
+        The rates are multiples of the chosen one, and the optimizer's usual one.
+        """
+        best = self.chosen_rate(task, optimizer)
+        if best is None or not self.scale.around:
+            return {}
+        rates = {factor * best for factor in self.scale.around} | {CONTESTANTS[optimizer].usual}
+        return {rate: self._at(rate, task, optimizer) for rate in sorted(rates - {best})}
+
+    def _at(self, rate: float, task: str, optimizer: str) -> list[Run]:
+        return [self._run(task, optimizer, rate, seed) for seed in self._seeds]
 
     def final_outcomes(self, task: str, optimizer: str) -> list[Outcome] | None:
         return self.outcomes(self.finals(task, optimizer))
@@ -174,6 +190,9 @@ class Study:
             for task, optimizer in pairs:
                 if optimizer != ADAMW:
                     yield from self.in_time_of(ADAMW, task, optimizer, share)
+        for pair in pairs:
+            for runs in self.others(*pair).values():
+                yield from runs
 
     def left(self) -> list[Run | Timing]:
         """Return the runs and timings that have not ended and whose settings are known."""
@@ -183,10 +202,15 @@ class Study:
 
     @property
     def size(self) -> int:
-        """The number of all runs, of the known ones and of those to come."""
+        """The number of all runs, of the known ones and of those to come.
+
+        While the best rate is not known, the usual one is taken to be among its multiples.
+        """
         rates = len(self.optimizers) * len(self.scale.rates)
         plans = len(self.optimizers) + (len(self.references) + len(self.shares)) * (len(self.optimizers) - 1)
-        return len(self.tasks) * (rates + self.scale.seeds * plans)
+        pairs = [(task, optimizer) for task in self.tasks for optimizer in self.optimizers]
+        others = sum(len(self.others(*pair)) or len(self.scale.around) for pair in pairs)
+        return len(self.tasks) * (rates + self.scale.seeds * plans) + self.scale.seeds * others
 
     def finish(self, workers: int, console: Console) -> None:
         """Do all runs that have not ended, in parallel processes. Each run is kept when it ends."""
