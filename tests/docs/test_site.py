@@ -43,7 +43,7 @@ const measure = frame => {
   return {
     name: frame.dataset.name, width: frame.clientWidth, page: page.documentElement.scrollWidth,
     formulas: shown.length, tables: wide.filter(t => t.getBoundingClientRect().height > 20).length,
-    scrolled: wide.filter(t => t.scrollWidth > t.parentElement.clientWidth + 1).length,
+    scrolled: wide.map(t => t.closest(".md-typeset__scrollwrap")).filter(w => w.scrollWidth > w.clientWidth + 1).length,
     pictures: [...page.querySelectorAll(".md-content img")].map(i => [i.naturalWidth, i.clientWidth]),
     cut: wide.flatMap(t => [...t.querySelectorAll("td, th")]).filter(c => c.scrollWidth > c.clientWidth + 1).length,
     broken: wide.flatMap(t => [...t.querySelectorAll("td")]).map(brokenNumber).filter(n => n),
