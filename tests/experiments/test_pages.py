@@ -46,6 +46,14 @@ def sample(runs=None):
     return Document("Optimizers", "Two of them.", [("Results", blocks)], "A footer.", runs)
 
 
+def test_drawings_are_no_longer_than_they_have_to_be():
+    for drawing in (*CHARTS.values(), MAP):
+        for svg in (drawing.file(), drawing.inline()):
+            paths = re.findall(r' d="([^"]*)"', svg)
+            assert any(re.search(r"\d\.\d\d", path) for path in paths)
+            assert not [path for path in paths if re.search(r"\.\d{3}", path)]
+
+
 def test_a_finished_document_has_a_page_markdown_and_files(tmp_path):
     index = sample().write(tmp_path, "sample")
     text, markdown = index.read_text(), (tmp_path / "sample.md").read_text()
