@@ -22,30 +22,34 @@ TO_TARGET = "_to_target"
 BASELINES = (*GUIDES, *MATCHING, PATHFINDER, "full rank (BlackJAX)")
 HEAD = """# Results of variational inference
 
-`gnomon.vi.fit` with its defaults, beside Pyro's guides with Adam, batch and match (Cai and others, 2024), and
-BlackJAX's Pathfinder and full-rank VI, on the {count} posteriors of posteriordb that have reference draws. `python
-benchmarks/vi.py --write` writes this page from `benchmarks/vi.jsonl`; runs that are recorded there are not repeated.
+This page compares `gnomon.vi.fit` at its defaults with other methods: Pyro's guides with Adam, batch and match (Cai
+and others, 2024), and Pathfinder and full-rank VI of BlackJAX. They approximate the {count} posteriors of posteriordb
+that have reference draws. `python benchmarks/vi.py --write` writes this page from `benchmarks/vi.jsonl`. It does not
+repeat runs that are recorded there.
 
-**Error.** The largest error over all parameters, on their own scale: of means, in posterior standard deviations, and
-of logs of standard deviations, from 10,000 draws. At the end of our fits and of the best Gaussian it comes from
-262,144 draws, because the standard deviation of a heavy-tailed parameter has an error of its own. **Evaluations** are
-gradients of the log density, one for each draw; a product of the Hessian with a vector counts as two, and the search
-for the mode is counted. **Seconds** are process CPU time with one thread, without checks. **k-hat** is the shape of
-the tail of the importance weights; above 0.7 they cannot mend the approximation.
+**Error.** The error of an approximation is the largest one over all parameters, on their own scale. Errors of means
+are in posterior standard deviations. Errors of standard deviations are those of their logarithms. Errors come from
+10,000 draws. At the end of our fits and for the best Gaussian they come from 262,144 draws, because the standard
+deviation of a heavy-tailed parameter has a sampling error of its own.
+
+**Costs.** Evaluations are gradients of the log density, one for each draw. A product of the Hessian with a vector
+counts as two. The search for the mode is counted. Seconds are CPU time of the process with one thread. They do not
+include the checks. k-hat is the shape of the tail of the importance weights. Above 0.7 the weights cannot correct the
+approximation.
 
 **Two counts.** *To within {within}* is what a method spends until two checks in a row find it within {within} of the
-reference draws. It compares the ways to the target, which is the same for all methods. For `gnomon.vi` the checks are
-fits with `max_steps` of 1, 2, 4, ... *To the end* is what a fit spends until it returns by itself: it goes on until an
-estimate of its own error is small, and then searches for other modes. The baselines do neither. They do not know when
-they are within {within}; without the reference draws a user would let them run longer. So a baseline has the first
-count alone, and is set beside both of ours.
+reference draws. This goal is the same for all methods. The checks of `gnomon.vi` are fits with `max_steps` of 1, 2, 4
+and so on. *To the end* is what a fit spends until it returns by itself: it continues until an estimate of its own
+error is small, and then searches for other modes. The baselines do neither. They do not know when they are within
+{within}, so without the reference draws a user would let them run longer. That is why a baseline has the first count
+alone, and is compared with both of ours.
 
-**Baselines.** Pyro's guides start at their defaults (mean 0, standard deviations 0.1), with ten particles a step and
-the best of the rates 0.01, 0.03, 0.1 and 0.3 for each posterior. Batch and match has 32 draws a step and the paper's
-schedule, from mean 0 and covariance I, and once more from the mode and the inverse of the Hessian there. BlackJAX's
-full-rank VI has ten draws a step and the same four rates of Adam; it calls the same densities, and its times are
-without compilation. A run of a baseline ends after {budget:,} evaluations or 5 seconds. Pathfinder ends by itself, from
-a random start, and has one check. Baselines have one seed, `gnomon.vi` has five.
+**Baselines.** Pyro's guides start at their defaults (mean 0, standard deviations 0.1). They have ten particles a step
+and the best of the rates 0.01, 0.03, 0.1 and 0.3 for each posterior. Batch and match has 32 draws a step and the
+schedule of its paper. It runs twice: from mean 0 and covariance I, and from the mode and the inverse of the Hessian
+there. Full-rank VI of BlackJAX has ten draws a step and the same four rates of Adam. It calls the same densities, and
+its times do not include compilation. A run of a baseline ends after {budget:,} evaluations or 5 seconds. Pathfinder
+ends by itself, starts at a random point, and has one check. Baselines have one seed, `gnomon.vi` has five.
 """
 
 
@@ -286,70 +290,78 @@ def radon(table: Table) -> str:
     return report.table(["method", "bound, the worst seed", "evaluations", "seconds"], rows)
 
 
-HALVES = """**Halves.** Every second name is development, the others are judgement. Defaults were chosen on the
-development half and on the hierarchical models. The judgement half was not untouched: that fits from one start end in
-a wrong mode on `hmm_drive_0` and `lotka_volterra` was seen before searches for other modes were added, all posteriors
-were run before the last changes of when fits end and of the searches, and a variant of the gradients was given up
-after all posteriors had been run with it.
+HALVES = """**Halves.** Every second name is for development, and the others are for judgement. We chose defaults on the
+development half and on the hierarchical models. We had seen results of the judgement half before some choices:
+
+- We saw that fits from one start end in a wrong mode on `hmm_drive_0` and `lotka_volterra`. Then we added searches
+  for other modes.
+- We ran all posteriors before the last changes of the searches and of when fits end.
+- We gave up a variant of the gradients after we had run all posteriors with it.
 """
 BEYOND = """## Beyond 0.2
 
-The best Gaussian has the largest bound that L-BFGS finds with 2,048 fixed draws, from our fit and from the mode near
-the reference's means.
+The best Gaussian is the one with the largest bound that L-BFGS finds with 2,048 fixed draws. It starts from our fit
+and from the mode near the means of the reference. "Our bound" and "its bound" are the evidence lower bounds of our
+fit and of the best Gaussian.
 """
 EACH = """## Posterior by posterior
 
-Evaluations to within 0.2, or in brackets the error at the end. Half d is development, j is judgement. Bounds are those
-at the end, from 10,000 draws, up to the constants that a model drops.
+The column "evaluations" has those to within 0.2. The columns of Pyro and of batch and match have them too, or the
+error at the end in brackets. Half d is development, and j is judgement. Bounds are those at the end, from 10,000
+draws, up to the constants that a model drops.
 """
 RATES = """## Rates and momentum
 
-Geometric means of evaluations, seed 0, over the posteriors of the development half on which all of these ran. Momentum
-averages gradients, so that the rate keeps its meaning; a rate of 2 is a Newton step. By default the rate is 1, or less
-where the draws are few, and there is no momentum.
+The table has geometric means of evaluations for seed 0, over the posteriors of the development half on which all of
+these variants ran. Momentum averages gradients, so the rate keeps its meaning: a rate of 2 is a Newton step. By
+default the rate is 1, or less where the draws are few, and there is no momentum.
 """
 LOCAL = """## Hierarchical models without reference draws
 
-The bound is up to the constants that a model drops. It is an average over 10,000 draws, and with 100,000 unknowns over
-the 128 of the fit itself. `gnomon.vi`: the seed of five with the worst bound, and one seed with 100,000 unknowns.
-Pyro's guides: the best of four rates, with at most 20,000 evaluations or 5 CPU seconds each, 30 seconds for more than
-500 unknowns.
+The bound is known up to the constants that a model drops. It is an average over 10,000 draws, and with 100,000
+unknowns over the 128 draws of the fit itself. The rows of `gnomon.vi` have the seed with the worst bound of five.
+With 100,000 unknowns there is one seed. The rows of Pyro's guides have the best of four rates. Each rate has at most
+20,000 evaluations or 5 CPU seconds, or 30 seconds with more than 500 unknowns.
 """
 LARGEST_RADON = """## The largest radon model
 
-`radon_all`, centered, with varying intercepts and slopes: 777 unknowns. `gnomon.vi` finds pairs of an intercept and a
-slope that are independent given five globals. Beside it mean field and a full covariance, by the same fit and by
-Pyro's guides at the best of four rates, which end after 20,000 evaluations or 30 CPU seconds.
+The model `radon_all` is centered and has varying intercepts and slopes: 777 unknowns. `gnomon.vi` finds pairs of an
+intercept and a slope that are independent given five globals. The table compares this structure with mean field and a
+full covariance. Both come from the same fit and from Pyro's guides. The guides have the best of four rates, and end
+after 20,000 evaluations or 30 CPU seconds.
 """
 PICTURE = """![Posteriors within 0.2 of the reference, by gradient evaluations and by CPU time](vi.png)
 """
-CONCLUSIONS = """A baseline that never reached the target counts with all that it spent, so its ratio is a lower
-bound.
+CONCLUSIONS = """If a baseline never reached the goal, it counts with all that it spent.
+So its ratio is a lower bound ("at least").
 
-- **Two posteriors are out of reach of a Gaussian**, `gp_pois_regr` and `one_comp_mm_elim_abs`. The best Gaussian has
-  about the same error there as the fit.
-- **Two need a search for other modes**, `hmm_drive_0` and `lotka_volterra`: from one start most methods end in a
-  wrong mode. The fit searches after it has come to rest, which is why it takes thousands of evaluations there.
-- **The start does much of the work.** Batch and match as published, from mean 0 and covariance I, fails on
-  regressions whose scales are far from 1. From the mode and the inverse of the Hessian there it is the strongest of
-  the baselines: it takes more evaluations than the fit, and in CPU time it is the faster of the two, because its
-  steps are simpler.
-- **Pathfinder** takes few evaluations and ends within 0.2 on few posteriors. Its ratios are over those alone.
-- **Momentum brings nothing here.** With Newton-like steps there is little to speed up: momentum 0.5 takes as long as
-  none, 0.9 takes longer. At a rate of 0.25 momentum 0.5 helps a little, and a doubled rate helps more (see below).
-- **What the fit spends after it is within 0.2** is for the estimate of its own error and for the searches for other
-  modes: compare the columns "evaluations" and "to the end".
+- **No Gaussian reaches two posteriors**, `gp_pois_regr` and `one_comp_mm_elim_abs`. The best Gaussian has about the
+  same error there as the fit.
+- **Two posteriors need a search for other modes**, `hmm_drive_0` and `lotka_volterra`. From one start most methods
+  end in a wrong mode. The fit searches after it has converged, so it takes thousands of evaluations there.
+- **The start matters.** Batch and match as published starts from mean 0 and covariance I. It fails on regressions
+  whose scales are far from 1. If it starts from the mode and the inverse of the Hessian there, it is the strongest of
+  the baselines. It then takes more evaluations than the fit and less CPU time, because its steps are simpler.
+- **Pathfinder** takes few evaluations, and ends within 0.2 on few posteriors. Its ratios are over those alone.
+- **Momentum does not help here.** Steps are near Newton steps, which leave momentum little to speed up: 0.5 takes as
+  long as none, and 0.9 takes longer. At a rate of 0.25 a momentum of 0.5 helps a little. A doubled rate helps more
+  (see below).
+- **The fit continues after it is within 0.2**, to estimate its own error and to search for other modes. Compare the
+  columns "evaluations" and "to the end".
 """
 
 
 LARGE = """## 100,000 unknowns
 
-CPU time of a step of `gnomon.vi.fit` in float64, the default, on the generated mixed model with 5 global unknowns, its
-density included. The least of five measurements, because other programs ran beside them. Path gradients are those of
-a given `Arrow(100_000, rank=5)` or `"low_rank"`. Where the fit has found the arrow itself it takes Price's gradients:
-a step then takes longer, and few steps are needed. Path gradients have not converged there in 1,000 steps. No tensor
-of a step has more than 24 numbers for each unknown, which a test checks.
+The table has the CPU time of a step of `gnomon.vi.fit` in float64, the default, on the generated mixed model with 5
+global unknowns. The time of the density is included. Times are the least of five measurements, because other programs
+ran beside them. The rows with path gradients have a given structure, `Arrow(100_000, rank=5)` or `"low_rank"`. If the
+fit has found the arrow itself, it takes Price's gradients. A step then takes longer, and few steps are needed. With
+path gradients the fit has not converged there in 1,000 steps. A test checks that no tensor of a step has more than 24
+numbers for each unknown.
 """
+
+MORE = "[The page of variational inference](../docs/results/vi.md) says what the columns mean, and has more tables."
 
 
 def steps_table(records: Iterable[Record]) -> str:
@@ -394,7 +406,7 @@ def write(records: list[Record], names: list[str], local_names: list[str], dims:
     PAGE.write_text(page(records, names, local_names, dims) + "\n")
     spent = spent_to_target(by_posterior_and_method(records), names)
     vi_picture.draw(spent, len(names), PAGE.with_suffix(".png"))
-    machine = report.machine("pyro-ppl")
+    machine = f"`python benchmarks/vi.py --write`, on {report.machine('pyro-ppl')}."
     short = summary(by_posterior_and_method(records), names)
-    text = f"## Variational inference\n\n{machine}\n\n{short}\n\nMore is in docs/results/vi.md."
+    text = f"## Variational inference\n\n{machine}\n\n{short}\n\n{MORE}"
     report.write("vi", text, {"machine": machine, "posteriors": len(names), "runs": len(records)})
