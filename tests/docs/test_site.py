@@ -164,6 +164,11 @@ def test_search_knows_every_page(site):
     assert {entry["location"].partition("#")[0] for entry in index["docs"]} >= {*pages(site)}
 
 
+def test_the_reference_has_each_entry_once():
+    entries = re.findall(r"^::: (.+)$", (ROOT / "docs" / "reference.md").read_text(), re.MULTILINE)
+    assert sorted(entries) == sorted(set(entries))
+
+
 def test_the_reference_shows_no_raw_role_and_every_public_name(site):
     import inspect
     from importlib import import_module
@@ -171,7 +176,10 @@ def test_the_reference_shows_no_raw_role_and_every_public_name(site):
     text = (site / "reference.html").read_text()
     assert not re.search(r":(?:class|func|meth|attr|mod|data|exc|obj):", text)
     entries = set(re.findall(r'id="(gnomon[^"]*)"', text))
-    packages = ("", ".optim", ".groups", ".riemannian", ".baselines", ".covariance", ".problems", ".testing", ".vi")
+    packages = (
+        *("", ".optim", ".groups", ".riemannian", ".baselines", ".covariance", ".manifolds", ".mixture"),
+        *(".problems", ".testing", ".vi"),
+    )
     for package in ("gnomon" + name for name in packages):
         module = import_module(package)
         for name in module.__all__:
