@@ -24,9 +24,9 @@ FLOOR = 1e-12
 """Smaller shares of the first gap are rounding errors. They are drawn at this value."""
 
 LEAD = (
-    "Three experiments that ran on your machine just now: a neural network trained with four optimizers, an unknown "
-    "positive-definite matrix found by gradient descent with momentum, and the posterior of a hierarchical model. "
-    "Nothing was downloaded for them, and this page works offline."
+    "This page shows three experiments that ran on your machine just now. Four optimizers trained a neural network. "
+    "Gradient descent with momentum found an unknown positive-definite matrix. Natural gradients fitted the posterior "
+    "of a hierarchical model. Nothing was downloaded, and this page works offline."
 )
 
 CODE = """# a network: instead of torch.optim.AdamW(model.parameters())
@@ -45,13 +45,13 @@ NEXT = """# one run, with checkpoints, curves and a log; --help lists models and
 gnomon train --optimizer ingd --epochs 20
 gnomon train --optimizer adamw --epochs 20
 
-# runs beside each other
+# draw runs together
 gnomon compare runs/*
 
 # learning rates with an equal budget for each optimizer
 gnomon tune --optimizer ingd --optimizer adamw --epochs 10 --schedule cosine
 
-# the experiments of the paper on manifolds, in small
+# the experiments of the paper on manifolds, with small sizes
 gnomon reproduce all --quick"""
 
 
@@ -77,23 +77,26 @@ def report_page(networks: list[Runs], matrices: list[Curve], posteriors: list[Po
 def _network_section(networks: list[Runs], table: str) -> str:
     seeds, steps = len(networks[0].histories), networks[0].steps[-1]
     intro = (
-        f"A network squeezes handwritten digits of 8 x 8 pixels into {min(SIZES)} numbers and draws them again from "
-        f"these. It learns from {TRAINED:,} digits in {steps} steps, and is tested on 360 others. Each optimizer "
-        f"starts from the same {seeds} random networks and sees the same digits in the same order. Such networks, with "
-        "a bottleneck between many layers, are hard for optimizers that scale each weight on its own."
+        f"A network compresses handwritten digits of 8 x 8 pixels to {min(SIZES)} numbers, and draws the digits again "
+        f"from these numbers. It learns from {TRAINED:,} digits in {steps} steps, and is tested on 360 others. Each "
+        f"optimizer starts from the same {seeds} random networks and gets the same digits in the same order. Such "
+        "networks have a bottleneck between many layers. They are hard for optimizers that scale each weight by "
+        "itself."
     )
     seen = (
-        "Lower is better, and earlier is better. KFAC and INGD learn how the loss curves in each layer and turn their "
-        "steps accordingly. They are below AdamW's final error after a fraction of its steps. A step of theirs costs "
-        "more, the more so on a network as small as this: look at the chart by time too. KFAC inverts matrices. "
-        "INGD only multiplies them, which works in half precision and with structured factors too."
+        "Lower is better, and earlier is better. KFAC and INGD estimate the curvature of the loss in each layer, and "
+        "change the directions of their steps with it. They reach AdamW's final error after a fraction of its steps. "
+        "Each of their steps costs more. On a network as small as this one the difference is large, so look at the "
+        "chart by time too. KFAC inverts matrices. INGD only multiplies them, so it also works in half precision and "
+        "with structured factors."
     )
     fair = (
-        "Learning rates: the best of five for each optimizer, half powers of ten, by the error on a fifth of the "
-        f"training digits that was held out, with other seeds. INGD's is its default. {Reconstruction.batch_size} "
-        "digits a step, cosine schedule, other settings are the defaults, and SGD has a momentum of 0.9. Lines are "
-        "means over the seeds, bands reach from the best to the worst. The table has the 95 % interval of the mean, "
-        "and the steps and CPU seconds after which the mean error is that of AdamW at its end."
+        "Each optimizer has the best of five learning rates, which are half powers of ten. They were judged by the "
+        "error on a fifth of the training digits that was held out, with other seeds. The rate of INGD is its "
+        f"default. A step has {Reconstruction.batch_size} digits. The schedule is a cosine, SGD has a momentum of 0.9, "
+        "and other settings are the defaults. Lines are means over the seeds. Bands reach from the best to the worst. "
+        "The table has the 95 % interval of the mean, and the steps and CPU seconds after which the mean error is that "
+        "of AdamW at its end."
     )
     by_step = [_error_line(runs, [float(step) for step in runs.steps]) for runs in networks]
     by_time = [_error_line(runs, runs.seconds) for runs in networks]
@@ -122,23 +125,22 @@ def _ten_digits() -> list[Tensor]:
 def _matrix_section(curves: list[Curve], table: str) -> str:
     k, dimensions = 12, {curve.panel: f"{curve.notes['dimension']:,.0f}" for curve in curves}
     intro = (
-        "There is a positive-definite matrix S of which only examples are known: vectors, and what S makes of "
-        "them. Gradient descent finds it from the identity, once among all positive-definite matrices and once "
-        "among those with a Heisenberg factor A, S = A Aᵀ, to which S belongs here. Every step stays positive "
-        "definite by itself: the optimizer is plain torch.optim.SGD, and gnomon moves the frame in which its "
-        "coordinates are taken."
+        "The matrix S is positive definite. Only examples are known: vectors, and the products of S with them. "
+        "Gradient descent starts at the identity and finds S twice: among all positive-definite matrices, and among "
+        "those with a Heisenberg factor A, S = A Aᵀ. S is such a matrix. The optimizer is torch.optim.SGD. gnomon "
+        "moves the frame in which the coordinates are taken, so the matrix stays positive definite at every step."
     )
     seen = (
-        "Momentum (solid) reaches the solution in far fewer iterations than descent without it (dashed), on both "
-        "structures and at the same step size: on the full manifold it is Riemannian momentum, with no transport "
-        "to compute. Knowing the structure leaves fewer unknowns and makes an iteration cheaper; the larger the "
-        "matrix, the more so, for the cost grows with the numbers in the factor."
+        "Descent with momentum (solid) needs far fewer iterations than descent without it (dashed), on both "
+        "structures and at the same step size. On the full manifold this is Riemannian momentum, and no transport has "
+        "to be computed. With a known structure there are fewer unknowns, and an iteration costs less. The cost grows "
+        "with the numbers in the factor, so the gain is larger for larger matrices."
     )
     small = (
-        f"The table has the iterations and CPU seconds until the gap to the known optimum is {SOLVED:g} of the "
-        "first one. Step size 0.1 for all four: the best of 0.03, 0.1 and 0.3 on the full manifold, with and "
-        "without momentum. The structure alone bears 0.3, at which it needs some 40 iterations with momentum or "
-        "without: momentum pays where a problem is ill-conditioned."
+        f"The table has the iterations and CPU seconds until the gap to the known optimum is {SOLVED:g} of the first "
+        "one. All four runs have the step size 0.1. It is the best of 0.03, 0.1 and 0.3 on the full manifold, with "
+        "and without momentum. On the structure a step size of 0.3 works too. It needs some 40 iterations there with "
+        "momentum or without: momentum helps where a problem is ill-conditioned."
     )
     by_iteration = [_gap_line(curve, [float(i) for i in range(len(curve.loss))]) for curve in curves]
     by_time = [_gap_line(curve, curve.seconds) for curve in curves]
@@ -169,19 +171,20 @@ def _pattern(group: Group) -> str:
 # ---------------------------------------------------------------------- the posterior
 def _posterior_section(posteriors: list[Posterior], table: str) -> str:
     intro = (
-        "Eight schools tried a coaching programme. Each has an estimate of its effect, with a large error. A "
-        "hierarchical model says that the true effects scatter around a mean, by an unknown spread. What is known of "
-        "these ten numbers after all? A Gaussian near the posterior answers, found by natural-gradient steps: once "
-        "with an arrow factor, in which the effects depend on mean and spread, and once with independent unknowns."
+        "Eight schools tried a coaching programme. For each school there is an estimate of the effect, with a large "
+        "error. A hierarchical model says that the true effects vary around a mean, with an unknown spread. These are "
+        "ten unknowns. A Gaussian near their posterior is found by natural-gradient steps, with two structures. With "
+        "an arrow factor the effects depend on mean and spread. With the other structure (mean field) all unknowns "
+        "are independent."
     )
     seen = (
-        "The model is small enough for the exact answer, in grey, by integration over a grid. The arrow has it nearly "
-        "right. Independent unknowns are too sure of the mean: they do not know that it moves with the effects. The "
-        "bound (ELBO) tells so without the exact answer: higher is better."
+        "The model is so small that integration over a grid gives the exact answer, in grey. The arrow is close to "
+        "it. Mean field has too small a spread for the mean effect, because it cannot express that this mean moves "
+        "with the effects. The bound (ELBO) says so without the exact answer: higher is better."
     )
     small = (
-        "The table has means ± standard deviations; the largest error, over all ten unknowns, of a mean in standard "
-        "deviations or of a logarithm of a standard deviation; and the gradients of the density that were evaluated. "
+        "The table has means ± standard deviations. The largest error is over all ten unknowns, of a mean in standard "
+        "deviations or of a logarithm of a standard deviation. The last column counts the gradients of the density. "
         "Nothing was tuned: gnomon.vi.fit has its defaults."
     )
     charts = []
