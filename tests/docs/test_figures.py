@@ -2,9 +2,13 @@
 
 import json
 import re
+from dataclasses import asdict
 
 import pytest
 
+import gnomon
+from gnomon.experiments.common.document import Rows
+from gnomon.experiments.figures.reproduce import EXPERIMENTS
 from gnomon.experiments.quality.report import Report
 from gnomon.experiments.quality.run import restore
 from gnomon.experiments.quality.study import FULL, Study
@@ -77,3 +81,13 @@ def test_the_page_of_networks_says_what_the_suite_measured(sections):
     sensitivity = sections["Sensitivity to the learning rate"]
     for column in ("usual rate", "twice the best rate", "half the best rate"):
         assert in_percent(cell(sensitivity, "INGD", column)) in page, column
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_the_page_of_the_papers_figures_has_the_tables_of_todays_version(name):
+    page = (ROOT / "docs" / "results" / "figures.md").read_text()
+    results = json.loads((ROOT / "docs" / "figures" / f"{name}.json").read_text())
+    assert results["versions"]["gnomon"] == gnomon.__version__
+    assert results["configuration"]["scale"] == json.loads(json.dumps(asdict(EXPERIMENTS[name].scale(False))))
+    for table in results["tables"].values():
+        assert Rows(*table).markdown() in page

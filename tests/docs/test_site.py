@@ -31,7 +31,7 @@ const brokenNumber = cell => {
   const page = cell.ownerDocument, range = page.createRange();
   const texts = page.createTreeWalker(cell, NodeFilter.SHOW_TEXT);
   for (let text = texts.nextNode(); text; text = texts.nextNode())
-    for (const number of text.data.matchAll(/\\d[\\d.,]+/g)) {
+    for (const number of text.data.matchAll(/\\d[\\d.,]+(?:e-\\d+)?/g)) {
       range.setStart(text, number.index);
       range.setEnd(text, number.index + number[0].length);
       if ([...range.getClientRects()].filter(line => line.width > 0).length > 1) return number[0];

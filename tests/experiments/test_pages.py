@@ -46,6 +46,11 @@ def sample(runs=None):
     return Document("Optimizers", "Two of them.", [("Results", blocks)], "A footer.", runs)
 
 
+def test_columns_of_words_are_aligned_to_the_left_in_markdown_too():
+    table = Rows(["method", "settings", "gap"], [["ours", "lr 1", "1e-6"], ["SGD", "", "0.1"]])
+    assert table.markdown().splitlines()[1] == "|---|---|---:|"
+
+
 def test_drawings_are_no_longer_than_they_have_to_be():
     for drawing in (*CHARTS.values(), MAP):
         for svg in (drawing.file(), drawing.inline()):

@@ -23,7 +23,7 @@ class Rows:
     rows: list[list[str]]
 
     def markdown(self) -> str:
-        rule = "|---|" + "---:|" * (len(self.header) - 1)
+        rule = "|" + "".join("---|" if wordy else "---:|" for wordy in page.columns_of_words(self.header, self.rows))
         rows = (markdown_row(_marked(row)).replace("± ", "±\u00a0") for row in self.rows)  # cells break before the sign
         return "\n".join([markdown_row(self.header), rule, *rows])
 

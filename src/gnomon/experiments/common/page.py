@@ -63,7 +63,7 @@ def table(header: list[str], rows: list[list[str]], ours: str = "ours") -> str:
     Rows whose first cell begins with ``ours`` are bold. Columns that contain words are aligned to the left. On a narrow
     screen each row of a wide table is a list, so that no column is out of sight.
     """
-    words = [any(row[i][:1].isalpha() for row in rows) for i in range(len(header))]
+    words = columns_of_words(header, rows)
     head = "".join(
         f"<th{_kind('words' * wordy)}>{html.escape(name)}</th>" for name, wordy in zip(header, words, strict=True)
     )
@@ -71,6 +71,11 @@ def table(header: list[str], rows: list[list[str]], ours: str = "ours") -> str:
     widths = [least_width(name, cells, wordy) for name, wordy, *cells in zip(header, words, *rows, strict=True)]
     kind = _kind("wide" * (sum(widths) + len(widths) > NARROW))
     return f"<table{kind}>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody></table>"
+
+
+def columns_of_words(header: list[str], rows: list[list[str]]) -> list[bool]:
+    """Return for each column of a table whether it contains words."""
+    return [any(row[i][:1].isalpha() for row in rows) for i in range(len(header))]
 
 
 def _row(header: list[str], row: list[str], words: list[bool], kind: str) -> str:

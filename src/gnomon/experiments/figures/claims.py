@@ -34,10 +34,10 @@ def on_the_manifold(results: Results) -> Claim:
     seen = [
         f"At the same step and momentum our update ends at {_share(last[manifold.OURS])} of the first gap, "
         f"{listed([f'{method} at {_share(last[method])}' for method in exact])}.",
-        f"On the whole way our update and the exact heavy ball ({EXACT[0]}) differ by at most "
+        f"In every iteration our update and the exact heavy ball ({EXACT[0]}) differ by at most "
         f"{_share(_largest_difference(results, ours, exact[EXACT[0]]))} of the first gap.",
-        f"An iteration of our update takes {_milliseconds(ours)} ms of CPU time, one of the methods with exact maps "
-        f"{listed([_milliseconds(group) for group in exact.values()])} ms.",
+        f"An iteration of our update takes {_milliseconds(ours)} ms of CPU time. Those of the methods with exact maps "
+        f"take {listed([_milliseconds(group) for group in exact.values()])} ms.",
     ]
     plain, bounded = (_largest_step(results, groups, method) for method in (manifold.OURS, manifold.OURS_BOUNDED))
     theirs = max(_largest_step(results, groups, method) for method in EXACT)
@@ -88,8 +88,9 @@ def on_the_submanifold(results: Results) -> Claim:
         [
             f"At the same step and momentum the mean final loss of our update on the submanifold is {ours:.4f}. The "
             f"lowest one of a method on the ambient manifold is {ambient[best]:.4f} ({best}).",
-            f"On the way, the methods on the ambient manifold are off the submanifold by up to {min(off):.2g} to "
-            f"{max(off):.2g}, those on the submanifold by {max(away[method] for method in manifold.SUB):.2g}.",
+            f"During the runs the largest distances of the methods on the ambient manifold from the submanifold are "
+            f"between {min(off):.2g} and {max(off):.2g}. That of the methods on the submanifold is "
+            f"{max(away[method] for method in manifold.SUB):.2g}.",
         ],
         f"The submanifold method {'reaches' if reached else 'does not reach'} the loss of the others here, and its "
         f"iterates {'are all' if inside else 'are not all'} mixtures of proper Gaussians.",
@@ -106,7 +107,7 @@ def of_the_preconditioner(results: Results) -> Claim:
         groups = results.groups(form)
         needed = {method: _fewest(groups, method) for method in dict.fromkeys(group[0].method for group in groups)}
         counts = "; ".join(f"{method}: {_iterations(count)}" for method, count in needed.items())
-        seen.append(f"Iterations until the gap is {SOLVED:g} of the first, {form} form. {counts}.")
+        seen.append(f"On the {form} form the gap is {SOLVED:g} of the first after these iterations: {counts}.")
         seen += _momentum_of_the_preconditioner(form, groups)
         for method in needed:
             ahead.setdefault(method, []).extend([form] if needed[rosenbrock.OURS] < needed[method] else [])
@@ -131,8 +132,8 @@ def _momentum_of_the_preconditioner(form: str, groups: list[Group]) -> list[str]
     if len(by_momentum) < 2:
         return []
     return [
-        f"Our update at its best settings, {form} form: {_iterations(by_momentum[True])} iterations with momentum in "
-        f"the preconditioner and {_iterations(by_momentum[False])} without."
+        f"On the {form} form our update at its best settings needs {_iterations(by_momentum[True])} iterations with "
+        f"momentum in the preconditioner and {_iterations(by_momentum[False])} without."
     ]
 
 

@@ -23,8 +23,9 @@ from .results import Group, Results
 from .rosenbrock import FULL, QUICK, rosenbrock_trials
 
 LEGEND = (
-    f"iterations, gradients, CPU s: spent until the gap is {SOLVED:g} of the first one, or in all where it is not; a "
-    "Hessian-vector product counts as two gradients. off by: the largest distance from the Gaussian submanifold."
+    f"Iterations, gradients and CPU s count until the gap is {SOLVED:g} of the first one, or to the end if it never "
+    'is. A Hessian-vector product counts as two gradients. "Off by" is the largest distance from the Gaussian '
+    "submanifold."
 )
 
 
@@ -45,16 +46,17 @@ class Experiment:
 EXPERIMENTS = {
     "metric-nearness": Experiment(
         "Metric nearness (Fig. a)",
-        "A positive-definite matrix of size {k} is to undo a given one, whose condition number is {condition:g}: the "
-        "optimum is the inverse of that matrix. Each run has {iterations} iterations.",
+        "The unknown is a positive-definite matrix of size {k}. The optimum is the inverse of a given matrix, whose "
+        "condition number is {condition:g}. Each run has {iterations} iterations.",
         lambda quick: spd_trials("metric-nearness", quick),
         lambda quick: SPD_SCALES["metric-nearness"][quick],
         claims.on_the_manifold,
     ),
     "log-det": Experiment(
         "Log-determinant optimization (Fig. b)",
-        "The trace of a product with a given matrix of size {k} and condition number {condition:g} minus the "
-        "log-determinant: the optimum is the inverse of the given matrix. Each run has {iterations} iterations.",
+        "The loss is the trace of the product with a given matrix minus the log-determinant. The optimum is the "
+        "inverse of the given matrix, which has size {k} and condition number {condition:g}. Each run has {iterations} "
+        "iterations.",
         lambda quick: spd_trials("log-det", quick),
         lambda quick: SPD_SCALES["log-det"][quick],
         claims.on_the_manifold,
