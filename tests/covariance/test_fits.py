@@ -25,6 +25,9 @@ CLOSED = [
     g.Arrow(6, 2),
     g.Heisenberg(6, 1, 2),
     g.BlockTriangular((g.Dense(2), g.BlockDiagonal(4, 2))),
+    g.Toeplitz(6),
+    g.Toeplitz(6, upper=True),
+    g.BlockTriangular((g.Dense(2), g.Toeplitz(4))),
     g.LowRank(6, 2),
 ]
 
