@@ -352,5 +352,5 @@ def test_cross_validation_begins_fits_near_others(holes):
     folds.score(model, 0.3, "identity", near)
     first = [gaussian.covariance() for gaussian in near]
     scores = [folds.score(model, 0.4, "identity", start) for start in (near, None)]
-    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3 if holes else 1e-9)  # EM ends before its limit
     assert not any(torch.equal(a, b.covariance()) for a, b in zip(first, near, strict=True))
