@@ -3,6 +3,7 @@
 import pickle
 import subprocess
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -152,6 +153,22 @@ def test_parts_need_all_that_cross_validation_would_find():
     with pytest.raises(ValueError, match="missing values, which partial_fit cannot sum over; pass all rows to fit"):
         model.partial_fit(np.full((2, 6), np.nan))
     np.testing.assert_array_equal(model.covariance_.to_dense(), fitted)
+
+
+def test_parts_that_say_too_little_are_named():
+    X = rows(20)
+    model = StructuredCovariance("arrow:1", shrinkage=0.1)
+    with pytest.warns(UserWarning, match="partial_fit has seen one row only, from which no variance can be told"):
+        model.partial_fit(X, sample_weight=np.eye(20)[0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.partial_fit(X[1:])
+    whole = clone(model).fit(X)
+    np.testing.assert_allclose(np.asarray(model.covariance_), np.asarray(whole.covariance_), rtol=1e-8, atol=1e-10)
+    X[:, 2] = 3
+    with pytest.warns(UserWarning, match="features 2 of X are constant") as caught:
+        clone(model).partial_fit(X)
+    assert caught[0].filename == __file__
 
 
 def test_cross_validation_prefers_what_is_true():

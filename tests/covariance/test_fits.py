@@ -1,17 +1,22 @@
 """Fits are maxima of the likelihood, with missing values and without."""
 
+import warnings
+
 import numpy as np
 import pytest
 import torch
 from sklearn.covariance import LedoitWolf
 from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits, load_iris, load_wine
 from sklearn.decomposition import FactorAnalysis as SklearnFactorAnalysis
+from sklearn.model_selection import KFold
 
 import gnomon
 from gnomon import groups as g
 from gnomon.covariance import FactorAnalysis, GraphicalModel, StructuredCovariance, order_features
 from gnomon.covariance.graphical import _by_regressions, elimination, likeliest_precision
-from gnomon.covariance.model import minimize
+from gnomon.covariance.model import StructureModel, minimize
+from gnomon.covariance.sample import Sample
+from gnomon.covariance.selection import Folds
 from gnomon.groups.likelihood import has_closed_form, likeliest
 from gnomon.groups.moments import DenseMoments, RowMoments, SingularMomentsError
 
@@ -25,6 +30,9 @@ CLOSED = [
     g.Arrow(6, 2),
     g.Heisenberg(6, 1, 2),
     g.BlockTriangular((g.Dense(2), g.BlockDiagonal(4, 2))),
+    g.Toeplitz(6),
+    g.Toeplitz(6, upper=True),
+    g.BlockTriangular((g.Dense(2), g.Toeplitz(4))),
     g.LowRank(6, 2),
 ]
 
@@ -205,7 +213,7 @@ def with_holes(X, share=0.15, seed=0):
     return result
 
 
-@pytest.mark.parametrize("structure", ["dense", "arrow:2", "lowrank:1", "diagonal"])
+@pytest.mark.parametrize("structure", ["dense", "arrow:2", "lowrank:1", "diagonal", "toeplitz"])
 def test_missing_values_maximize_the_marginal_likelihood(structure):
     """The gradient of the likelihood of what is observed vanishes in the coordinates of the structure."""
     rng = np.random.RandomState(0)
@@ -235,6 +243,38 @@ def test_few_missing_values_change_little():
     assert holes.score(X) > whole.score(X) - 0.05
     shrunk = StructuredCovariance("dense", cv=3).fit(with_holes(X[:40], 0.1))
     assert np.isfinite(shrunk.score(X))
+
+
+def test_factors_are_expected_given_what_is_observed():
+    """Against the conditional mean of a joint Gaussian of factors and observed features, row by row."""
+    rng = np.random.RandomState(0)
+    X = with_holes(rng.standard_normal((40, 2)) @ rng.standard_normal((2, 6)) + 0.5 * rng.standard_normal((40, 6)), 0.3)
+    X[5] = np.nan
+    model = FactorAnalysis(2).fit(X)
+    covariance, loadings = np.asarray(model.covariance_), model.components_.T
+    for row, factors in zip(X, model.transform(X), strict=True):
+        seen = ~np.isnan(row)
+        weights = np.linalg.solve(covariance[np.ix_(seen, seen)], row[seen] - model.mean_[seen])
+        np.testing.assert_allclose(factors, loadings[seen].T @ weights, atol=1e-8)
+
+
+def test_low_rank_with_missing_values_converges():
+    """Each M-step begins where the last one ended: from elsewhere it jumps between maxima of one likelihood."""
+    rng = np.random.RandomState(0)
+    X = np.cumsum(rng.standard_normal((60, 10)), 1)
+    X[rng.rand(60, 10) < 0.1] = np.nan
+    seed = np.random.RandomState(0).randint(2**31)
+    for rows, _ in KFold(3, shuffle=True, random_state=seed).split(X):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            StructuredCovariance("lowrank:5", shrinkage=0.7, target="identity").fit(X[rows])
+
+
+@pytest.mark.slow
+def test_time_series_with_missing_values_are_found():
+    series = with_holes(np.cumsum(np.random.RandomState(0).standard_normal((30, 6)), 1), 0.05)
+    names = [name for name, *_ in StructuredCovariance(cv=2).fit(series).cv_results_]
+    assert names.index("toeplitz") < names.index("arrow:1")
 
 
 def test_too_many_features_for_missing_values(monkeypatch):
@@ -298,3 +338,19 @@ def test_automatic_structure_is_never_far_below_ledoit_wolf(seed):
     X, held_out = rng.standard_normal((30, 40)) @ root, rng.standard_normal((1000, 40)) @ root
     model = StructuredCovariance().fit(X)
     assert model.score(held_out) > LedoitWolf().fit(X).score(held_out) - 2
+
+
+@pytest.mark.parametrize("holes", [0.0, 0.1])
+def test_cross_validation_begins_fits_near_others(holes):
+    """Scores are those of fits from the start."""
+    rng = np.random.RandomState(0)
+    X = with_holes(rng.standard_normal((40, 1)) @ rng.standard_normal((1, 6)) + rng.standard_normal((40, 6)), holes)
+    sample = Sample.of(torch.from_numpy(X), None, False)
+    splits = [(torch.arange(20), torch.arange(20, 40)), (torch.arange(20, 40), torch.arange(20))]
+    model, folds = StructureModel(g.LowRank(6, 1), "covariance", "lowrank:1"), Folds(sample, splits)
+    near = []
+    folds.score(model, 0.3, "identity", near)
+    first = [gaussian.covariance() for gaussian in near]
+    scores = [folds.score(model, 0.4, "identity", start) for start in (near, None)]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-3 if holes else 1e-9)  # EM ends before its limit
+    assert not any(torch.equal(a, b.covariance()) for a, b in zip(first, near, strict=True))

@@ -155,6 +155,7 @@ def test_fits_where_gradients_are_turned_off():
         ({"batch_size": -1}, "batch_size must be a positive integer, got -1"),
         ({"reg_covar": 0}, "reg_covar must be a positive number, got 0"),
         ({"tol": "small"}, "tol must be a positive number, got 'small'"),
+        ({"tied": "yes"}, "tied must be True or False, got 'yes'"),
         ({"form": "other"}, "form must be 'covariance' or 'precision', got 'other'"),
         ({"structure": g.Arrow(4)}, r"structure must be a group of size 5, got Arrow\(4, rank=1\)"),
         ({"structure": lambda d: g.Arrow(d + 1)}, r"structure must be a group of size 5, got Arrow\(6, rank=1\) from"),

@@ -11,6 +11,7 @@ from sklearn.model_selection import GridSearchCV
 from sklearn.preprocessing import StandardScaler
 
 from gnomon import groups as g
+from gnomon.covariance import StructuredCovariance
 from gnomon.mixture import GaussianMixture
 from support.mixtures import FORMS, blobs, quiet_fit
 
@@ -147,3 +148,27 @@ def test_heisenberg_on_breast_cancer_converges():
         model = GaussianMixture(2, structure="heisenberg:2,2", random_state=0).fit(X)
     assert model.converged_
     assert model.n_iter_ < 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [1, 2])
+@pytest.mark.parametrize("n_components", [2, 3])
+def test_low_rank_precisions_converge_on_breast_cancer(rank, n_components):
+    X = load_breast_cancer().data
+    model = GaussianMixture(n_components, structure=f"lowrank:{rank}", form="precision", random_state=0).fit(X)
+    assert model.converged_
+    assert model.n_iter_ < 100
+    assert (np.diff(model.loss_curve_) <= 1e-8).all()
+
+
+@pytest.mark.parametrize("form", ["covariance", "precision"])
+def test_toeplitz_mixtures_are_filters(form):
+    """At the end each component is the likeliest filter for its shares of the rows."""
+    rng = np.random.RandomState(0)
+    X = np.concatenate([np.cumsum(rng.standard_normal((40, 5)), 1), 9 + rng.standard_normal((40, 5))])
+    model = GaussianMixture(2, structure="toeplitz", form=form, random_state=0).fit(X)
+    assert model.converged_
+    shares = model.predict_proba(X)
+    for share, covariance in zip(shares.T, model.covariances_, strict=True):
+        single = StructuredCovariance("toeplitz", form=form, shrinkage=0.0).fit(X, sample_weight=share)
+        np.testing.assert_allclose(np.asarray(single.covariance_), covariance, rtol=0.02, atol=0.02)

@@ -94,8 +94,11 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
                 f"features, got {data.shape[1]}; use fit"
             )
         model, weights, rows = self._family(data.shape[1]), self._weights(sample_weight, data), _tensor(data)
-        weights = torch.ones(len(rows), dtype=torch.float64) if weights is None else weights
+        if weights is None:
+            weights = torch.ones(len(rows), dtype=torch.float64)
+        rows, weights = rows[weights > 0], weights[weights > 0]
         sums = (RunningSums.empty(rows, weights, self.assume_centered) if sums is None else sums).plus(rows, weights)
+        self._warn_of_constants(sums)
         trial = self._choose(None, model)
         self._keep(sums, trial)
         self._describe(trial)
@@ -124,16 +127,23 @@ class GaussianEstimator(BaseEstimator):  # type: ignore[misc]
         empty = (~sample.observed.any(0)).numpy()
         if empty.any():
             raise ValueError(f"features {_some(names[empty])} of X have no observed value; remove them")
-        lowest = sample.rows.nan_to_num(nan=math.inf).amin(0)
-        highest = sample.rows.nan_to_num(nan=-math.inf).amax(0)
-        constant = (lowest == highest).numpy() if not sample.centered else ((lowest == 0) & (highest == 0)).numpy()
-        if constant.any():
-            warnings.warn(
+        self._warn_of_constants(sample, stacklevel=5)
+
+    def _warn_of_constants(self, data: Sample | RunningSums, stacklevel: int = 3) -> None:
+        """Warn where features do not vary."""
+        lowest, highest = data.extremes
+        constant = (lowest == highest).numpy() if not data.centered else ((lowest == 0) & (highest == 0)).numpy()
+        if not constant.any():
+            return
+        if data.count == 1:
+            message = "partial_fit has seen one row only, from which no variance can be told; pass more rows"
+        else:
+            names = getattr(self, "feature_names_in_", np.arange(data.k))
+            message = (
                 f"features {_some(names[constant])} of X are constant, so that their variances are tiny and the "
-                "likelihood says little; remove them",
-                UserWarning,
-                stacklevel=4,
+                "likelihood says little; remove them"
             )
+        warnings.warn(message, UserWarning, stacklevel=stacklevel)
 
     def _targets(self) -> tuple[Target, ...]:
         if self.target == "auto":

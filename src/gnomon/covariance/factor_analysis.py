@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..groups import LowRank
 from ..groups.base import positive_size
+from ..groups.low_rank import plus_identity
 from ..manifolds import Gaussian
 from .base import GaussianEstimator
-from .missing import patterns
 from .model import Model, StructureModel
 from .selection import Trial
 
@@ -93,13 +93,11 @@ class FactorAnalysis(ClassNamePrefixFeaturesOutMixin, TransformerMixin, Gaussian
         rows = self._rows(X)
         loadings, noise = _factors(self.gaussian_)
         scaled = loadings / noise.unsqueeze(-1)
-        deviations = (rows.double() - self.gaussian_.loc.detach()) / noise
-        result = torch.zeros(len(rows), scaled.shape[1], dtype=torch.float64)
-        eye = torch.eye(scaled.shape[1], dtype=torch.float64)
-        for which, seen, _ in patterns(~rows.isnan()):
-            part = scaled[seen]
-            result[which] = torch.linalg.solve(eye + part.mT @ part, part.mT @ deviations[which][:, seen].mT).mT
-        return result.numpy()
+        deviations = ((rows.double() - self.gaussian_.loc.detach()) / noise).nan_to_num(nan=0.0)
+        observed = (~rows.isnan()).double()
+        products = (scaled.unsqueeze(-1) * scaled.unsqueeze(-2)).flatten(1)
+        matrices = plus_identity((observed @ products).unflatten(-1, (scaled.shape[1], -1)))
+        return torch.linalg.solve(matrices, deviations @ scaled).numpy()
 
     @property
     def _n_features_out(self) -> int:

@@ -98,7 +98,7 @@ class GraphModel:
     graph: Array
     name: str = "graph"
 
-    def fit(self, moments: Moments, mean: Tensor) -> Gaussian:
+    def fit(self, moments: Moments, mean: Tensor, near: Gaussian | None = None) -> Gaussian:
         precision = likeliest_precision(moments.dense().numpy(), self.graph)
         root, info = torch.linalg.cholesky_ex(torch.from_numpy(precision))
         if bool(info) or not bool(root.isfinite().all()):

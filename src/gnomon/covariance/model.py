@@ -32,8 +32,10 @@ class Model(Protocol):
     @property
     def name(self) -> str: ...
 
-    def fit(self, moments: Moments, mean: Tensor) -> Gaussian:
+    def fit(self, moments: Moments, mean: Tensor, near: Gaussian | None = None) -> Gaussian:
         """Return the likeliest member for data with these second moments around their mean.
+
+        A search may begin at a member that is likely to be near.
 
         Raises:
             SingularMomentsError: where the likelihood has no maximum.
@@ -48,10 +50,13 @@ class StructureModel:
     form: Form
     name: str
 
-    def fit(self, moments: Moments, mean: Tensor) -> Gaussian:
+    def fit(self, moments: Moments, mean: Tensor, near: Gaussian | None = None) -> Gaussian:
         # A low rank of many features goes to the solver too: the closed form of factor analysis has a k x k matrix.
         if isinstance(self.group, LowRank) and isinstance(moments, RowMoments):
             element = minimize(self.group, moments, self.form)
+        elif isinstance(self.group, LowRank) and near is not None:
+            search = self.group.factor if self.form == "covariance" else self.group.inverse_factor
+            element = search(moments.dense(), near._parts()[1][1].detach())
         else:
             element = likeliest(self.group, moments, self.form, minimize)
         return gaussian(self.group, self.form, element, mean)

@@ -95,6 +95,11 @@ class Sample(Summary):
     def count(self) -> int:
         return len(self.rows)
 
+    @property
+    def extremes(self) -> tuple[Tensor, Tensor]:
+        """The lowest and the highest value of each feature."""
+        return self.rows.nan_to_num(nan=math.inf).amin(0), self.rows.nan_to_num(nan=-math.inf).amax(0)
+
     @cached_property
     def complete(self) -> bool:
         return not bool(self.rows.isnan().any())
@@ -175,6 +180,8 @@ class RunningSums(Summary):
     """``sum_i w_i d_i^p`` for p from 1 to 4, of shape ``(4, k)``."""
     products: Tensor
     """``sum_i w_i d_i d_i^T``."""
+    extremes: tuple[Tensor, Tensor]
+    """The lowest and the highest value of each feature."""
     centered: bool
 
     @classmethod
@@ -183,16 +190,18 @@ class RunningSums(Summary):
         k = rows.shape[1]
         zero = torch.zeros(k, dtype=torch.float64)
         centre = zero if centered else (weights @ rows.double()) / weights.sum()
-        return cls(centre, 0, 0.0, 0.0, zero.repeat(4, 1), zero.repeat(k, 1), centered)
+        extremes = torch.full_like(zero, math.inf), torch.full_like(zero, -math.inf)
+        return cls(centre, 0, 0.0, 0.0, zero.repeat(4, 1), zero.repeat(k, 1), extremes, centered)
 
     def plus(self, rows: Tensor, weights: Tensor) -> RunningSums:
         """Return the sums over these rows and the earlier ones."""
-        powers, products = self.powers.clone(), self.products.clone()
+        powers, products, (lowest, highest) = self.powers.clone(), self.products.clone(), self.extremes
         size = max(1, CHUNK // self.k)
         for part, each in zip(rows.split(size), weights.split(size), strict=True):
             deviations = part.double() - self.centre
             weighted = each.unsqueeze(-1) * deviations
             products.addmm_(weighted.mT, deviations)
+            lowest, highest = lowest.minimum(part.amin(0)), highest.maximum(part.amax(0))
             for power in powers:
                 power += weighted.sum(0)
                 weighted.mul_(deviations)
@@ -203,6 +212,7 @@ class RunningSums(Summary):
             squared_weights=self.squared_weights + float(weights.square().sum()),
             powers=powers,
             products=products,
+            extremes=(lowest, highest),
         )
 
     @property

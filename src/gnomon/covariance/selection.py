@@ -26,11 +26,11 @@ PATIENCE = 2
 """A family of structures is given up after so many members that are no better than the best before."""
 
 
-def fit(sample: Summary, model: Model, shrinkage: float, target: Target) -> Gaussian:
-    """Return the likeliest Gaussian of the family for shrunk moments."""
+def fit(sample: Summary, model: Model, shrinkage: float, target: Target, near: Gaussian | None = None) -> Gaussian:
+    """Return the likeliest Gaussian of the family for shrunk moments; a search may begin at one that is near."""
     if isinstance(sample, Sample) and not sample.complete:
-        return fit_by_em(sample, model, shrinkage, target)
-    return model.fit(sample.moments(shrinkage, target), sample.mean)
+        return fit_by_em(sample, model, shrinkage, target, near)
+    return model.fit(sample.moments(shrinkage, target), sample.mean, near)
 
 
 @torch.no_grad()
@@ -61,19 +61,21 @@ class Folds:
     trials: list[Trial] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._fits = [self.sample.subset(rows) for rows, _ in self.splits]
+        self._parts = [self.sample.subset(rows) for rows, _ in self.splits]
 
-    def score(self, model: Model, shrinkage: float, target: Target) -> float:
+    def score(self, model: Model, shrinkage: float, target: Target, near: list[Gaussian] | None = None) -> float:
         """Return the average log-likelihood of rows that the fits have not seen.
 
-        It is minus infinity where a fit has no maximum.
+        It is minus infinity where a fit has no maximum. Fits begin at those in ``near``, and take their places.
         """
         total, weight = 0.0, 0.0
-        for part, (_, held_out) in zip(self._fits, self.splits, strict=True):
+        near = [] if near is None else near
+        for i, (part, (_, held_out)) in enumerate(zip(self._parts, self.splits, strict=True)):
             try:
-                gaussian = fit(part, model, shrinkage, target)
+                gaussian = fit(part, model, shrinkage, target, near[i] if i < len(near) else None)
             except (SingularMomentsError, LinAlgError):
                 return -math.inf
+            near[i : i + 1] = [gaussian]
             weights = self.sample.weights[held_out]
             total += float(weights @ log_prob(gaussian, self.sample.rows[held_out]))
             weight += float(weights.sum())
@@ -87,10 +89,11 @@ class Folds:
 
     def _climb(self, model: Model, target: Target) -> Trial:
         scores: dict[int, float] = {}
+        fits: list[Gaussian] = []
 
         def score(place: int) -> float:
             if place not in scores:
-                scores[place] = self.score(model, GRID[place], target)
+                scores[place] = self.score(model, GRID[place], target, fits)
             return scores[place]
 
         place = max(FIRST_TRIES, key=score)
@@ -116,14 +119,11 @@ class Folds:
         return max(results, key=lambda trial: trial.score)
 
 
-def candidates(k: int, form: Form, complete: bool = True) -> list[list[Model]]:
-    """Return families of structures for k features, from few parameters to many.
-
-    Toeplitz, which has no closed form, takes long and is left out where values are missing.
-    """
+def candidates(k: int, form: Form) -> list[list[Model]]:
+    """Return families of structures for k features, from few parameters to many."""
     ranks = [r for r in (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20) if r <= k // 2]
     sizes = [b for b in (2, 3, 4, 5, 8, 10, 15, 20, 25, 50) if b <= k // 2]
-    names = [["diagonal"], ["toeplitz"] if complete and 2 < k <= LARGEST_DENSE else []]
+    names = [["diagonal"], ["toeplitz"] if 2 < k <= LARGEST_DENSE else []]
     names += [[f"block:{b}" for b in sizes], [f"arrow:{r}" for r in ranks], [f"lowrank:{r}" for r in ranks]]
     names += [["dense"] if k <= LARGEST_DENSE else []]
     return [[structure_model(name, k, form) for name in family] for family in names]

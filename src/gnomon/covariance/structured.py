@@ -78,7 +78,7 @@ class StructuredCovariance(GaussianEstimator):
         folds = self._folds(sample) if automatic or fixed is None else None
         if automatic:
             assert folds is not None
-            families = candidates(sample.k, self.form, sample.complete)
+            families = candidates(sample.k, self.form)
             chosen = folds.best_structure(families, lambda model: self._choose(folds, model))
         else:
             chosen = self._choose(folds, self._family(sample.k))

@@ -16,6 +16,10 @@ SMALLEST_NOISE = 1e-7
 ITERATIONS = 200
 LONGEST_STEP = 3.0
 """No scale changes by more than a factor of e to this power in an iteration."""
+SHORTEST_STEP = 1e-6
+"""A search ends at this share of Newton's step."""
+HIDDEN = 1e-12
+"""Rounding hides a gain of less than this share of the value, so that gradients decide."""
 ENOUGH = 1e-14
 """Where no more is to be gained than this, one more step is the last."""
 LARGEST_INVERSE = 1e5
@@ -150,18 +154,29 @@ def _descend(problem: _Problem, log_psi: Tensor, floor: Tensor, ceiling: Tensor)
             log_psi = (log_psi + direction).clamp(floor, ceiling)
             return problem.profile(log_psi), log_psi
         longest = min(1.0, LONGEST_STEP / float(direction.abs().max()))
-        size, trial, found = longest, log_psi, current
-        while size > 1e-6 and not found.value < current.value + min(1e-4 * size * slope, 0.0):
-            trial = (log_psi + size * direction).clamp(floor, ceiling)
-            found = problem.profile(trial)
-            size *= 0.5
-        if not found.value < current.value:  # rounding hides what is gained, and gradients decide
+        hidden = -slope < HIDDEN * max(1.0, abs(current.value))
+        step = None if hidden else _decrease(problem, current, log_psi, longest * direction, longest * slope)
+        if step is None:  # rounding hides what is gained, and gradients decide
             trial = (log_psi + longest * direction).clamp(floor, ceiling)
-            found = problem.profile(trial)
-            if not found.gradient()[free].norm() < 0.5 * gradient[free].norm():
+            step = problem.profile(trial), trial
+            if not step[0].gradient()[free].norm() < 0.5 * gradient[free].norm():
                 break
-        log_psi, current = trial, found
+        current, log_psi = step
     return current, log_psi
+
+
+def _decrease(
+    problem: _Problem, current: _Profile, log_psi: Tensor, step: Tensor, slope: float
+) -> tuple[_Profile, Tensor] | None:
+    """Return a place along the step where the value is lower, or None if there is none."""
+    size = 1.0
+    while size > SHORTEST_STEP:
+        trial = (log_psi + size * step).clamp(*problem.bounds())
+        found = problem.profile(trial)
+        if found.value < current.value + 1e-4 * size * slope:
+            return found, trial
+        size *= 0.5
+    return None
 
 
 def _newton_direction(profile: _Profile, gradient: Tensor, free: Tensor) -> Tensor:
@@ -170,8 +185,8 @@ def _newton_direction(profile: _Profile, gradient: Tensor, free: Tensor) -> Tens
     Where that is not positive definite its approximation takes its place.
     """
     direction = torch.zeros_like(gradient)
-    for hessian in (profile.hessian(), profile.approximate_hessian()):
-        matrix = hessian[free][:, free]
+    for hessian in (profile.hessian, profile.approximate_hessian):
+        matrix = hessian()[free][:, free]
         ridge = 1e-10 * torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
         root, info = torch.linalg.cholesky_ex(matrix + ridge)
         if not info:

@@ -15,7 +15,8 @@ from .block_triangular import BlockTriangular
 from .dense import Dense
 from .diagonal import Diagonal, Fixed
 from .low_rank import LowRank
-from .moments import Moments, SingularMomentsError, cholesky
+from .moments import Moments, RowMoments, SingularMomentsError, cholesky
+from .toeplitz import Toeplitz
 from .triangular import Triangular
 
 Form = Literal["covariance", "precision"]
@@ -44,7 +45,7 @@ def has_closed_form(group: Group, form: Form) -> bool:
         return all(has_closed_form(block, form) for block in group.blocks)
     if isinstance(group, LowRank):
         return True  # not a formula, but Newton's method in few iterations
-    return type(group) in (Dense, Triangular, Diagonal, Fixed, BlockDiagonal)
+    return type(group) in (Dense, Triangular, Diagonal, Fixed, BlockDiagonal, Toeplitz)
 
 
 @singledispatch
@@ -109,6 +110,34 @@ def _(group: BlockTriangular, moments: Moments, form: Form, solver: Solver) -> E
         a_target = _likeliest(group.target, moments.part(target.start, target.stop), form, solver)
         coupling = -group.source.apply(a_source, slopes.mT, transpose=True)
     return group._close(a_source, a_target, coupling)
+
+
+@_likeliest.register
+def _(group: Toeplitz, moments: Moments, form: Form, solver: Solver) -> Element:
+    """Return the factor from ``M = A^-1`` (of a precision, ``M = A^T``), which whitens the data.
+
+    Its terms m minimize ``tr(M S M^T) - 2 k log m_0``, where the trace is ``m^T Q m``. So m is
+    ``sqrt(k / v_0) v`` with ``Q v = e_0``.
+    """
+    if isinstance(moments, RowMoments):  # Q is as large as S
+        return solver(group, moments, form)
+    matrices = moments.dense()
+    # Upper filters are lower ones of the features in reverse order, and so are transposes.
+    reverse = group.upper != (form == "precision")
+    root = cholesky(_sums_along_diagonals(matrices.flip(-1, -2) if reverse else matrices).flip(-1, -2))
+    first = torch.zeros_like(root[..., :1])
+    first[..., 0, 0] = 1
+    v = torch.cholesky_solve(first, root).squeeze(-1)
+    whitening = ((group.k / v[..., :1]).sqrt() * v,)
+    return whitening if form == "precision" else group.ldiv(whitening, group.identity_like(whitening))
+
+
+def _sums_along_diagonals(matrices: Tensor) -> Tensor:
+    """Return ``C_ij = sum_t S_(i-t)(j-t)``; in reverse order these are ``Q_ij = tr(Z_i S Z_j^T)`` of shifts Z_i."""
+    sums = matrices.clone()
+    for row in range(1, matrices.shape[-1]):
+        sums[..., row, 1:] += sums[..., row - 1, :-1]
+    return sums
 
 
 @_likeliest.register

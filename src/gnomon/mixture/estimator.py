@@ -175,6 +175,9 @@ class GaussianMixture(DensityMixin, BaseEstimator):  # type: ignore[misc]
             value = getattr(self, name)
             if not (isinstance(value, numbers.Real) and 0 < float(value) < math.inf):
                 raise ValueError(f"{name} must be a positive number, got {value!r}")
+        for name in ("tied", "warm_start"):
+            if not isinstance(getattr(self, name), (bool, np.bool_)):
+                raise ValueError(f"{name} must be True or False, got {getattr(self, name)!r}")
         if self.form not in ("covariance", "precision"):
             raise ValueError(f"form must be 'covariance' or 'precision', got {self.form!r}")
         if self.init_params not in INIT_PARAMS:

@@ -70,3 +70,27 @@ def test_double_in_mid_training():
     assert model.cov.frame.dtype == torch.float64
     for key, value in plain.state_dict().items():
         torch.testing.assert_close(model.state_dict()[key].float(), value)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lr", [1e-2, 1.0, 1e3])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "group", [g.Dense(6), g.Triangular(6), g.Diagonal(6), g.Arrow(6, 2), g.Toeplitz(6), g.LowRank(6, 2)], ids=repr
+)
+def test_no_rate_spoils_a_point_in_half_precision(group, dtype, lr):
+    """There is no guard of the condition, but the bound alone keeps a likelihood with enough samples well posed."""
+    rows = torch.randn(40, 6, generator=torch.Generator().manual_seed(0)).to(dtype)
+    for optimizer in (optim.SGD, optim.Adam, optim.RMSprop):
+        for form in ("outer", "inverse"):
+            point = gnomon.SPD(group, factor=form, dtype=dtype)
+            arguments = {} if optimizer is optim.SGD else {"eps": 1e-4}  # 1e-8 is zero in float16
+            opt = gnomon.moving_frame(optimizer(point.parameters(), lr=lr, **arguments))
+            for _ in range(60):
+                opt.zero_grad()
+                (point.inv_quad(rows).mean() + point.logdet()).backward()
+                opt.step()
+            values = torch.linalg.svdvals(point.factor_matrix().detach().double())
+            assert values.isfinite().all()
+            assert float(values[0] / values[-1]) < 100
+            assert not opt.skipped_steps
