@@ -9,7 +9,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from gnomon.experiments.figures.reproduce import EXPERIMENTS
+from gnomon.experiments.figures.reproduce import EXPERIMENTS, LEGENDS
 
 DOCS = Path(__file__).resolve().parents[1]
 RESULTS, TABLES = DOCS / "results", DOCS / "figures"
@@ -64,7 +64,8 @@ def tables(results: dict) -> str:
 def main(runs: Path) -> None:
     pages = {name: (runs / name / f"{name}.md").read_text() for name in EXPERIMENTS}
     sections = [section(page, REMARKS[name]) for name, page in pages.items()]
-    footer = pages["metric-nearness"].rpartition("\n\n")[2]
+    machine = pages["metric-nearness"].rpartition(f"{LEGENDS['iterations']} ")[2]
+    footer = " ".join([*LEGENDS.values(), machine])
     (RESULTS / "figures.md").write_text(BEGINNING + "\n\n".join([*sections, footer]))
     for name in EXPERIMENTS:
         results = json.loads((runs / name / "results.json").read_text())

@@ -22,11 +22,13 @@ from .plots import gap_chart
 from .results import Group, Results
 from .rosenbrock import FULL, QUICK, rosenbrock_trials
 
-LEGEND = (
-    f"Iterations, gradients and CPU s count until the gap is {SOLVED:g} of the first one, or to the end if it never "
-    'is. A Hessian-vector product counts as two gradients. "Off by" is the largest distance from the Gaussian '
-    "submanifold."
-)
+LEGENDS = {
+    "iterations": f'Iterations count until the gap is {SOLVED:g} of the first one. A "-" says that it never is.',
+    "gradients": "Gradients and CPU s count until then too, or to the end. A Hessian-vector product counts as two "
+    "gradients.",
+    "off by": '"Off by" is the largest distance from the Gaussian submanifold.',
+}
+"""What a table's columns mean, by the title of the column."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def reproduce(name: str, output: Path, *, quick: bool = False, console: Console 
     console.print(EXPERIMENTS[name].title, style="bold")
     for title in results.panels():
         console.print(terminal_table(title, *results.table(title), console.width))
-    console.print(LEGEND, soft_wrap=True)
+    console.print(_legend(results), soft_wrap=True)
     console.print(f"Results: {index}\n", soft_wrap=True)
     return index
 
@@ -117,11 +119,11 @@ def _run(name: str, folder: Path, quick: bool, console: Console) -> Results:
 def _document(name: str, results: Results, quick: bool, of: int | None = None) -> Document:
     """Return the page of the results. If these are not all, ``of`` is the number of all runs."""
     experiment = EXPERIMENTS[name]
-    small = " Small sizes (`--quick`): they show that everything runs, not the figures." if quick else ""
+    small = " With these small sizes (`--quick`) the page shows that everything runs. Its numbers say little."
     document = Document(
         experiment.title,
-        experiment.about.format(**asdict(experiment.scale(quick))) + small,
-        footer=f"{LEGEND} {versions_text()}; CPU time of the process, one BLAS thread.",
+        experiment.about.format(**asdict(experiment.scale(quick))) + (small if quick else ""),
+        footer=f"{_legend(results)} {versions_text()}; CPU time of the process, one BLAS thread.",
         runs=None if of is None else (len(results.curves), of),
     )
     if of is None:
@@ -129,6 +131,12 @@ def _document(name: str, results: Results, quick: bool, of: int | None = None) -
     for title, groups in results.panels().items():
         document.sections.append((_heading(title, name), _blocks(name, results, title, groups)))
     return document
+
+
+def _legend(results: Results) -> str:
+    """Return what the columns of the tables mean."""
+    columns = {column for title in results.panels() for column in results.table(title)[0]}
+    return " ".join(text for column, text in LEGENDS.items() if column in columns)
 
 
 def _heading(title: str, name: str) -> str:
