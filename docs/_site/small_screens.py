@@ -20,6 +20,8 @@ EXPONENT = re.compile(r"\b\d+(?:\.\d+)?e-\d+\b(?![^<]*>)")
 """A number that a browser would break after the hyphen."""
 CODE = re.compile(r"<pre\b.*?</pre>|<code>(.*?)</code>", re.DOTALL)
 """A block of code, or code in a line, which is the group."""
+PRE = re.compile(r"(<pre\b.*?</pre>)", re.DOTALL)
+"""A block of code, which stays as it is."""
 OPTION = re.compile(r"(?<![\w-])--\w[\w-]*")
 """An option of a command, which a browser would break after its first hyphens."""
 WHOLE = r'<span class="whole">\g<0></span>'
@@ -74,11 +76,10 @@ def with_titles(row: str, titles: list[str]) -> str:
 def table(found: re.Match[str]) -> str:
     """A table as it is, or one that can have other forms."""
     rows = [[cell[0] for cell in CELL.finditer(row)] for row in ROW.findall(found[0])]
-    shown = EXPONENT.sub(WHOLE, found[0])
     if not is_wide(rows, PHONE):
-        return shown
+        return found[0]
     titles = [plain(cell) for cell in rows[0]]
-    listed = ROW.sub(lambda row: with_titles(row[0], titles), shown)
+    listed = ROW.sub(lambda row: with_titles(row[0], titles), found[0])
     if not is_wide(rows, DESKTOP):
         return listed.replace("<table>", "<table data-wide>", 1)
     return UNDERSCORE.sub("_<wbr>", listed).replace("<table>", "<table data-wide data-crowded>", 1)
@@ -89,6 +90,11 @@ def code(found: re.Match[str]) -> str:
     return f"<code>{OPTION.sub(WHOLE, found[1])}</code>" if found[1] else found[0]
 
 
+def numbers(content: str) -> str:
+    """A page whose numbers with exponents do not break, except in blocks of code."""
+    return "".join(part if part.startswith("<pre") else EXPONENT.sub(WHOLE, part) for part in PRE.split(content))
+
+
 def on_page_content(content: str, **_: object) -> str:
     """Called by mkdocs with the HTML of each page."""
-    return CODE.sub(code, TABLE.sub(table, content))
+    return numbers(CODE.sub(code, TABLE.sub(table, content)))
