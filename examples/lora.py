@@ -14,7 +14,7 @@ from torch.nn.functional import mse_loss
 import gnomon
 
 OPTIMIZERS = {
-    "INGD": lambda model: gnomon.optim.INGD(model, lr=3e-2, weight_decay=0.0),
+    "INGD": lambda model: gnomon.optim.INGD(model, lr=1e-2, weight_decay=0.0),
     "AdamW": lambda model: torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=3e-2),
 }
 
