@@ -56,9 +56,15 @@ def as_tensor(name: str, value: Any, like: Tensor | None = None) -> Tensor:
             )  # a copy: torch has no negative strides, nor read-only memory
         values = torch.as_tensor(value, device="cpu")
     except (TypeError, ValueError, RuntimeError):
-        shown = f"a {type(value).__name__}" if hasattr(value, "__array__") else repr(value)
+        shown = repr(value)
+        if hasattr(value, "__array__"):
+            shown = f"a {type(value).__name__} with other entries; convert text, and fill or remove missing values"
         raise TypeError(f"{name} must be a number, or a tensor or an array of numbers, got {shown}") from None
-    return values if like is None else values.to(like)
+    if values.is_complex():
+        raise TypeError(f"{name} must be real, got {values.dtype}")
+    if like is None:
+        return values
+    return torch.as_tensor(value, dtype=like.dtype, device="cpu").to(like.device)  # all digits of Python's numbers
 
 
 def align(values: Tensor, block: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def test_methods_agree_with_dense_matrices(structure, form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("structure", ["dense", "arrow:2", "lowrank:2"])
+@pytest.mark.parametrize("structure", ["dense", "arrow:2", "lowrank:2", "toeplitz", "heisenberg:1,2", "block:2"])
 def test_matrices_are_operators(structure, form):
     model = StructuredCovariance(structure, form=form, shrinkage=0.2).fit(rows())
     x = np.random.RandomState(1).standard_normal((6, 3))[::-1]
@@ -89,6 +89,16 @@ def test_matrices_are_operators(structure, form):
         assert "numpy.asarray(.) makes it dense" in repr(matrix)
     with pytest.raises(ValueError, match=r"x has shape \(5,\), expected \(6,\) or \(6, n\)"):
         model.covariance_.solve(np.ones(5))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_large_diagonal_costs_what_the_structure_costs(form):
+    X = np.random.RandomState(0).standard_normal((10, 50_000)).astype(np.float32)
+    model = StructuredCovariance("diagonal", form=form, shrinkage=0.1).fit(X)
+    np.testing.assert_allclose(model.covariance_.diagonal() * model.precision_.diagonal(), np.ones(50_000))
+    np.testing.assert_allclose(
+        FactorAnalysis(1).fit(X).covariance_.diagonal().mean(), X.var(0, dtype=np.float64).mean(), rtol=0.1
+    )
 
 
 def test_dense_is_the_shrunk_covariance_of_scikit_learn():

@@ -75,3 +75,26 @@ def test_starts(change):
 def test_what_is_not_a_number_is_named():
     with pytest.raises(TypeError, match="x must be a number, or a tensor or an array of numbers, got a ndarray"):
         gnomon.SPD(2).inv_quad(np.array([["a", 1.0]], dtype=object))
+
+
+def test_what_is_not_real_is_named():
+    with pytest.raises(TypeError, match=r"x must be real, got torch\.complex128"):
+        gnomon.SPD(4).inv_quad(ROWS + 1j)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_distances(dtype):
+    covariance = np.cov(ROWS.T)
+    S = gnomon.SPD(4, init=2.0, dtype=dtype)
+    wanted = S.distance(torch.from_numpy(covariance))
+    for given in (covariance, covariance[::-1, ::-1].T[::-1, ::-1], Frame(covariance), covariance.tolist()):
+        torch.testing.assert_close(S.distance(given), wanted)
+
+
+def test_numbers_of_python_keep_their_digits():
+    S = gnomon.SPD(1, dtype=torch.float64)
+    assert S.matvec([0.1]).item() == S.matvec((0.1,)).item() == 0.1
+    q = gnomon.Gaussian(g.Arrow(2), init=torch.eye(2) + 0.5, project=True, dtype=torch.float64)
+    found = q.conditional([0], [0.1]).mean
+    assert torch.equal(found, q.conditional([0], torch.tensor([0.1], dtype=torch.float64)).mean)
+    assert torch.equal(q.marginal([0]).log_prob([0.1]), q.marginal([0]).log_prob(np.array([0.1])))

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import gnomon
-from gnomon import riemannian
+from gnomon import problems, riemannian
 from gnomon.covariance import FactorAnalysis, GraphicalModel, StructuredCovariance
 from gnomon.mixture import GaussianMixture
 
@@ -65,3 +65,31 @@ def test_missing_values(frame):
     holes = frame.mask(np.random.RandomState(1).uniform(size=frame.shape) < 0.1)
     scores = [StructuredCovariance("dense", shrinkage=0.1).fit(x).score(x) for x in (holes, holes.convert_dtypes())]
     assert scores[0] == scores[1] == StructuredCovariance("dense", shrinkage=0.1).fit(holes.values).score(holes.values)
+
+
+def test_problems(frame):
+    rows, covariance = frame.to_numpy(), frame.cov()
+    y, labels = frame["a"], pandas.Series(np.arange(40) % 2)
+    tensors = [torch.from_numpy(np.ascontiguousarray(x)) for x in (rows, covariance, y, labels)]
+    point = gnomon.SPD(4, init=2.0, dtype=torch.float64)
+
+    def losses(rows, covariance, y, labels):
+        seeded = torch.Generator().manual_seed(0)
+        for problem in (
+            problems.LogDet(covariance),
+            problems.GraphicalModel(covariance),
+            problems.MetricNearness(covariance, rows),
+            problems.TraceRegression(rows, y),
+            problems.MetricLearning(rows[:20], rows[20:]),
+            problems.MetricLearning.from_labels(rows, labels, pairs=20, generator=seeded),
+        ):
+            yield problem(point)
+        for problem in (
+            problems.MixtureLikelihood(rows, 2, means=rows[:2]),
+            problems.DictionaryLearning(np.stack([np.asarray(covariance)] * 4), 2),
+        ):
+            yield problem(problem.start())
+
+    wanted = list(losses(*tensors))
+    torch.testing.assert_close(list(losses(rows[:, ::-1][:, ::-1], covariance, y, labels)), wanted)
+    torch.testing.assert_close(list(losses(frame, covariance.to_numpy(), y, labels.to_numpy())), wanted)

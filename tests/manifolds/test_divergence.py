@@ -1,5 +1,7 @@
 """Divergences between Gaussians of any two structures, and of torch's, at the cost of the structure."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 from torch.distributions import Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
@@ -65,6 +67,22 @@ def test_every_pair_is_as_the_dense_one(group, form):
             wanted = dense_divergence(as_dense(one), as_dense(two))
             torch.testing.assert_close(gnomon.kl_divergence(one, two), wanted, rtol=1e-8, atol=1e-8)
     assert p.kl_divergence(p).abs().item() < 1e-10
+
+
+@pytest.mark.parametrize("form", ["covariance", "precision"])
+@pytest.mark.parametrize("group", STRUCTURES, ids=repr)
+def test_two_precisions_meet_in_the_higher_one(group, form):
+    """Data frames and arrays make points in float64, and a prior is in float32 unless one says otherwise."""
+    p = random_gaussian(group, form)
+    others = [random_gaussian(other, way).float() for other in STRUCTURES for way in ("covariance", "precision")]
+    torchs = [Normal(torch.zeros(6), torch.ones(6)), MultivariateNormal(torch.zeros(6), torch.eye(6))]
+    for q in [*others, *torchs, LowRankMultivariateNormal(torch.zeros(6), torch.ones(6, 2), torch.ones(6))]:
+        exact = deepcopy(q).double() if isinstance(q, gnomon.Gaussian) else q
+        for one, two, first, second in ((p, q, p, exact), (q, p, exact, p)):
+            found = gnomon.kl_divergence(one, two)
+            assert found.dtype == torch.float64
+            torch.testing.assert_close(found, gnomon.kl_divergence(first, second), rtol=1e-5, atol=1e-5)
+            found.backward()
 
 
 @pytest.mark.parametrize("group", [g.Diagonal(6), g.Arrow(6), g.Heisenberg(6, 1, 1), g.LowRank(6, 2)], ids=repr)

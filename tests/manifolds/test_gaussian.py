@@ -219,6 +219,12 @@ def test_maximum_likelihood_recovers_the_moments(group, form):
     assert kl_divergence(target, q.to_distribution()).item() < 1e-9
 
 
+@pytest.mark.parametrize("group", [g.Arrow(5), g.LowRank(5, 2)], ids=repr)
+def test_repr_has_the_arguments(group):
+    q = gnomon.Gaussian(group, form="precision", dtype=torch.float32)
+    assert repr(q) == f"Gaussian({group!r}, precision, order=2, torch.float32)"
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [

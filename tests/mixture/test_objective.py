@@ -60,6 +60,21 @@ def test_objective_and_its_gradient(structure, form, monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
+def test_statistics_do_not_depend_on_a_rotation_of_the_factor(form):
+    """EM leaves triangular factors, and steps of L-BFGS others."""
+    z, rotations = torch.randn(50, 4, dtype=torch.float64), torch.linalg.qr(torch.randn(3, 4, 4, dtype=torch.float64)).Q
+    root = torch.randn(3, 4, 4, dtype=torch.float64).tril()
+    weights, logits = torch.full((50,), 0.02, dtype=torch.float64), torch.nn.Parameter(torch.zeros(3).double())
+    components = gnomon.Gaussian(4, form=form, batch_shape=(3,), dtype=torch.float64)
+    found = []
+    for factor in (root, root @ rotations) if form == "covariance" else (root.mT, root.mT @ rotations):
+        components.frame.copy_(components.group.pack(components.affine.join((factor,), torch.ones(3, 4).double())))
+        found.append(Objective(z, weights, components, logits, floor=0.1, log_volume=0.0).statistics())
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("structure", STRUCTURES)
 def test_one_component_reaches_the_stationary_point(structure, form):
     """For one component the optimum is known: the sample mean, and on the full manifold the sample covariance."""

@@ -9,12 +9,10 @@ import torch
 from numpy.typing import NDArray
 from scipy.sparse.linalg import LinearOperator
 
+from ..groups import Square
 from ..manifolds import Gaussian
 
 Array = NDArray[Any]
-
-COLUMNS = 512
-"""Columns of the identity that are multiplied at a time."""
 
 
 class StructuredMatrix(LinearOperator):  # type: ignore[misc]
@@ -29,17 +27,16 @@ class StructuredMatrix(LinearOperator):  # type: ignore[misc]
         super().__init__(np.dtype(np.float64), (gaussian.d, gaussian.d))
         self._gaussian, self._precision, self._exact = gaussian, precision, exact
 
-    def _multiply(self, rows: torch.Tensor, inverse: bool) -> torch.Tensor:
-        """Multiply each row by the matrix or by its inverse."""
+    def _square(self) -> Square:
+        """Return the matrix by its factor."""
         group, factor, _ = self._gaussian._parts()
-        if (self._gaussian.form == "precision") == (self._precision != inverse):
-            return group.matvec(factor, group.rmatvec(factor, rows))
-        return group.rsolve(factor, group.solve(factor, rows))
+        return Square(group, factor, (self._gaussian.form == "precision") != self._precision)
 
     @torch.no_grad()
     def _apply(self, columns: Array, inverse: bool = False) -> Array:
         rows = torch.from_numpy(np.array(columns.T, dtype=np.float64, order="C"))
-        result: Array = self._multiply(rows, inverse).numpy().T
+        square = self._square().inverted if inverse else self._square()
+        result: Array = square.matvec(rows).numpy().T
         return result
 
     def _matmat(self, x: Array) -> Array:
@@ -64,16 +61,13 @@ class StructuredMatrix(LinearOperator):  # type: ignore[misc]
         """Return the logarithm of the determinant."""
         return (-1 if self._precision else 1) * self._gaussian.logdet().item()
 
+    @torch.no_grad()
     def diagonal(self) -> Array:
-        """Return the diagonal, computed some entries at a time."""
-        k = self.shape[0]
-        parts = []
-        for start in range(0, k, COLUMNS):
-            stop = min(start + COLUMNS, k)
-            unit = np.zeros((k, stop - start))
-            unit[start:stop] = np.eye(stop - start)
-            parts.append((self @ unit)[start:stop].diagonal())
-        return np.concatenate(parts)
+        """Return the diagonal, at the cost of the structure."""
+        if self._exact is not None:
+            return self._exact.diagonal().copy()
+        result: Array = self._square().diagonal().numpy().copy()
+        return result
 
     def to_dense(self) -> Array:
         """Return the k x k array."""

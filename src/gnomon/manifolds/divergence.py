@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+import torch
 from torch import Tensor
 from torch.distributions import Distribution, Independent, LowRankMultivariateNormal, MultivariateNormal, Normal
 
@@ -19,6 +20,10 @@ class Normals(NamedTuple):
     mean: Tensor
     covariance: Square
     logdet: Tensor
+
+    def to(self, dtype: torch.dtype) -> Normals:
+        """Return the same Gaussian in another precision."""
+        return Normals(self.mean.to(dtype), self.covariance.to(dtype), self.logdet.to(dtype))
 
 
 def trace_of_ratio(p: Square, q: Square) -> Tensor:
@@ -74,12 +79,14 @@ def kl_divergence(p: Gaussian | Distribution, q: Gaussian | Distribution) -> Ten
     ``1/2 ( tr(S_q^-1 S_p) + |m_p - m_q|^2_q - d + log det S_q - log det S_p )`` with the Mahalanobis distance of q. The
     trace costs some products with one matrix, as many as the other's structure needs: r for ``Arrow`` and ``LowRank``,
     head + tail for ``Heisenberg``, none for ``Diagonal``; between two of the others (``Dense``, ``BlockDiagonal``,
-    ``Toeplitz``, ``Triangular``) it is d, unless they are the same.
+    ``Toeplitz``, ``Triangular``) it is d, unless they are the same. Two precisions meet in the higher one.
     """
     first, second = as_normals("p", p), as_normals("q", q)
     d, other = first.covariance.group.k, second.covariance.group.k
     if d != other:
         raise ValueError(f"p has dimension {d} and q has dimension {other}; they must be the same")
+    dtype = torch.promote_types(first.mean.dtype, second.mean.dtype)
+    first, second = first.to(dtype), second.to(dtype)
     trace = trace_of_ratio(first.covariance, second.covariance)
     distance = second.covariance.inverted.quadratic_form(first.mean - second.mean)
     return 0.5 * (trace + distance - d + second.logdet - first.logdet)

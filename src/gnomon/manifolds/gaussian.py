@@ -118,6 +118,9 @@ class Gaussian(Point):
         factor, vector = self.affine.split(self.element())
         return self.structure, factor, vector
 
+    def _kind(self) -> str:
+        return f"{self.structure!r}, {self.form}"
+
     @property
     def d(self) -> int:
         """The dimension."""

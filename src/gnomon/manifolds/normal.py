@@ -120,26 +120,27 @@ class StructuredNormal(Distribution):
         if not len(rest):
             raise ValueError(f"indices name all {len(given)} coordinates, so that there are none left to describe")
         loc, precision = self.loc.double(), self.covariance.inverted.to(torch.float64)
-        shift = self._values(values, len(given)) - loc[..., given]
+        shift = _values(values, len(given), loc) - loc[..., given]
         part = precision.part(rest)
         whole = shift.new_zeros(*shift.shape[:-1], len(others)).index_copy(-1, given, shift)
         pull = part.inverted.matvec(precision.matvec(whole)[..., rest])  # P_rr^-1 P_rg (values - mu_g)
         return StructuredNormal((loc[..., rest] - pull).to(self.loc.dtype), part.inverted.to(self.loc.dtype))
 
-    def _values(self, values: Tensor, count: int) -> Tensor:
-        values = as_tensor("values", values).to(self.loc.device, torch.float64)
-        if values.ndim == 0 or values.shape[-1] != count:
-            raise ValueError(
-                f"values has shape {tuple(values.shape)}, but indices name {count} coordinates; give (*batch, {count})"
-            )
-        if not bool(values.isfinite().all()):
-            raise ValueError(
-                f"values holds {values[~values.isfinite()].flatten()[0].item()}; name only coordinates that are known"
-            )
-        return values
-
     def _positions(self, indices: Indices) -> Tensor:
         return as_positions(indices, self.event_shape[0], self.loc.device)
+
+
+def _values(given: object, count: int, like: Tensor) -> Tensor:
+    """Return the values of some coordinates, with the type and device of ``like``."""
+    values = as_tensor("values", given, like).to(like)
+    if values.ndim == 0 or values.shape[-1] != count:
+        raise ValueError(
+            f"values has shape {tuple(values.shape)}, but indices name {count} coordinates; give (*batch, {count})"
+        )
+    finite = values.isfinite()
+    if not bool(finite.all()):
+        raise ValueError(f"values holds {values[~finite].flatten()[0].item()}; name only coordinates that are known")
+    return values
 
 
 def as_positions(indices: Indices, d: int, device: torch.device) -> Tensor:

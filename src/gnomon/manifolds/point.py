@@ -232,7 +232,7 @@ class Point(nn.Module):
             return
         self._warned = True
         warnings.warn(
-            f"the coordinates of {self._identity()} were moved twice and not folded into its frame, so that they are "
+            f"the coordinates of {self!r} were moved twice and not folded into its frame, so that they are "
             "no longer normal coordinates; wrap the optimizer: gnomon.moving_frame(optimizer)",
             RuntimeWarning,
             stacklevel=4,
@@ -291,6 +291,10 @@ class Point(nn.Module):
     def device(self) -> torch.device:
         return self.frame.device
 
+    def _kind(self) -> str:
+        """Return the structure and the form, as a person has given them."""
+        return f"{self.group!r}, {self.chart.form}"
+
     def extra_repr(self) -> str:
         batch = f", batch_shape={tuple(self.batch_shape)}" if self.batch_shape else ""
-        return f"{self.group!r}, {self.chart.form}, order={self.chart.order}, {self.dtype}{batch}"
+        return f"{self._kind()}, order={self.chart.order}, {self.dtype}{batch}"

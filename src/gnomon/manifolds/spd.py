@@ -155,5 +155,5 @@ class SPD(Point):
 
     def distance(self, other: SPD | Tensor) -> Tensor:
         """Return the affine-invariant distance on the full manifold to another SPD matrix; dense by nature."""
-        other_matrix = other.matrix() if isinstance(other, SPD) else other
+        other_matrix = other.matrix() if isinstance(other, SPD) else as_tensor("other", other, self.frame)
         return riemannian.distance(widen(self.matrix()), widen(other_matrix)).to(self.dtype)

@@ -58,6 +58,7 @@ class Objective:
     ) -> None:
         self.z, self.weights, self.components, self.logits, self.floor = z, weights, components, logits, floor
         self._log_volume, self.tied = log_volume, tied
+        self._augmented = torch.cat([z, torch.ones_like(z[:, :1])], 1)  # (z, 1): one product makes all moments
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -72,23 +73,21 @@ class Objective:
     @torch.no_grad()
     def statistics(self) -> Statistics:
         """Return the loss, and the moments of the samples of each component (the E-step of EM)."""
-        z, density = self.z, self._joint()
-        k, d = len(self.logits), z.shape[1]
-        loss, shares, means = self._log_volume, z.new_zeros(k), z.new_zeros(k, d)
-        squares = z.new_zeros(k, d, d)
-        size = max(1, CHUNK // (d * k))
-        for rows, weights in zip(z.split(size), self.weights.split(size), strict=True):
+        augmented, density, loss = self._augmented, self._joint(), self._log_volume
+        k, width = len(self.logits), augmented.shape[1]
+        sums = augmented.new_zeros(width, k * width)
+        size = max(1, CHUNK // (width * k))
+        for rows, weights in zip(augmented.split(size), self.weights.split(size), strict=True):
             joint = density(rows)
             each = joint.logsumexp(1, keepdim=True)
             loss -= float(weights @ each.squeeze(1))
-            parts = (joint - each).exp_().mul_(weights.unsqueeze(1)).T
-            shares += parts.sum(1)
-            means += parts @ rows
-            for square, part in zip(squares, parts, strict=True):
-                square.addmm_((part.unsqueeze(1) * rows).T, rows)
-        count = shares.clamp(min=1e-300)
-        means /= count.unsqueeze(-1)
-        covariances = squares / count[:, None, None] - means.unsqueeze(-1) * means.unsqueeze(-2)
+            parts = (joint - each).exp_().mul_(weights.unsqueeze(1))
+            sums.addmm_(rows.T, (parts.unsqueeze(2) * rows.unsqueeze(1)).flatten(1))
+        moments = sums.view(width, k, width).transpose(0, 1)
+        shares = moments[:, -1, -1].clone()
+        moments = moments / shares.clamp(min=1e-300)[:, None, None]
+        means = moments[:, -1, :-1]
+        covariances = moments[:, :-1, :-1] - means.unsqueeze(-1) * means.unsqueeze(-2)
         covariances.diagonal(dim1=-2, dim2=-1).clamp_(min=0).add_(self.floor)
         return Statistics(loss, shares, means, covariances)
 
@@ -126,7 +125,7 @@ class Objective:
         return affine.unpack(stored)[: len(affine.linear.shapes)]
 
     def _joint(self) -> Callable[[Tensor], Tensor]:
-        """Return a function from rows to the joint log densities, of shape ``(n, K)``.
+        """Return a function from rows ``(z, 1)`` to the joint log densities, of shape ``(n, K)``.
 
         These are ``log p_k + log N(x; mu_k, Sigma_k) - floor/2 tr Sigma_k^-1``.
         """
@@ -135,21 +134,15 @@ class Objective:
         d = components.d
         if d > DENSE_FEATURES and not isinstance(group, (Dense, Triangular)):
             prior = self._prior()
-            return lambda rows: components.log_prob(rows.unsqueeze(1)) + prior
-        eye = torch.eye(d, dtype=self.z.dtype).expand(*components.batch_shape, d, d)
-        if components.form == "covariance":
-            whitening = group.apply_inverse(factor, eye).mT  # A^-1
-            shift = -(whitening @ vector.unsqueeze(-1)).squeeze(-1)
-        else:
-            whitening, shift = group.apply(factor, eye, transpose=True).mT, vector
+            return lambda rows: components.log_prob(rows[:, :-1].unsqueeze(1)) + prior
+        whitening, logdet = _whitening(Square(group, factor, components.form == "precision"))
+        shift = vector if components.form == "precision" else -(whitening @ vector.unsqueeze(-1)).squeeze(-1)
         trace = whitening.square().sum((-2, -1))
-        logdet = Square(group, factor, components.form == "precision").logdet()
         constant = self.logits.log_softmax(0) - 0.5 * (logdet + d * math.log(2 * math.pi) + self.floor * trace)
-        wide = whitening.reshape(-1, d).T.contiguous()
+        wide = torch.cat([whitening.reshape(-1, d).T, shift.reshape(1, -1)])
 
         def density(rows: Tensor) -> Tensor:
-            z = (rows @ wide).add_(shift.reshape(-1))
-            return constant - 0.5 * z.square_().view(len(rows), -1, d).sum(-1)
+            return constant - 0.5 * (rows @ wide).square_().view(len(rows), -1, d).sum(-1)
 
         return density
 
@@ -192,3 +185,20 @@ class Objective:
         else:
             trace = linear.squared_norm(linear.ldiv(factor, linear.identity_like(factor)))
         return self.logits.log_softmax(0) - 0.5 * self.floor * trace
+
+
+def _whitening(covariance: Square) -> tuple[Tensor, Tensor]:
+    """Return W with ``W Sigma W^T = I``, and ``log det Sigma``."""
+    group, factor = covariance.group, covariance.element
+    first = factor[0]
+    if isinstance(group, Dense):
+        lower = first.mT if covariance.inverse else first
+        if not bool(lower.triu(1).any()):  # as EM leaves it: no LU decomposition, which takes as long as small data
+            logs = lower.diagonal(dim1=-2, dim2=-1).abs().log().sum(-1)
+            if covariance.inverse:
+                return lower, -2 * logs
+            return torch.linalg.solve_triangular(lower, torch.eye(group.k, dtype=first.dtype), upper=False), 2 * logs
+    eye = torch.eye(group.k, dtype=first.dtype).expand(*covariance.batch_shape, group.k, group.k)
+    if covariance.inverse:
+        return group.apply(factor, eye, transpose=True).mT, covariance.logdet()
+    return group.apply_inverse(factor, eye).mT, covariance.logdet()

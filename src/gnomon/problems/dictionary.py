@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import softplus
 
 from .. import riemannian
+from ..linalg import as_tensor
 from ..manifolds import SPD
 from .base import Problem, pick
 from .random import random_spd
@@ -47,7 +48,7 @@ class DictionaryLearning(Problem):
             raise ValueError(f"penalty must be at least 0, got {penalty!r}")
         if not 1 <= atoms <= len(X):
             raise ValueError(f"atoms must be between 1 and the {len(X)} matrices of X, got {atoms!r}")
-        self.X, self.atoms, self.penalty = X, atoms, penalty
+        self.X, self.atoms, self.penalty = as_tensor("X", X), atoms, penalty
 
     @classmethod
     def random(

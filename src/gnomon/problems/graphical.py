@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..linalg import as_tensor
 from .base import Matrix, SPDProblem, normal
 
 
@@ -16,6 +17,7 @@ class GraphicalModel(SPDProblem):
     """
 
     def __init__(self, C: Tensor, penalty: float = 0.1, smoothing: float = 1e-4) -> None:
+        C = as_tensor("C", C)
         super().__init__(C)
         if not penalty >= 0:
             raise ValueError(f"penalty must be at least 0, got {penalty!r}")

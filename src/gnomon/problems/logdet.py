@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import widen
+from ..linalg import as_tensor, widen
 from .base import Matrix, SPDProblem
 from .random import random_spd
 
@@ -18,6 +18,7 @@ class LogDet(SPDProblem):
     """
 
     def __init__(self, C: Tensor) -> None:
+        C = as_tensor("C", C)
         super().__init__(C)
         if bool(torch.linalg.cholesky_ex(widen(C)).info.any()):
             raise ValueError("C must be positive definite: otherwise the loss has no minimum; add a multiple of I")

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from .. import riemannian
+from ..linalg import as_tensor
 from .base import Matrix, SPDProblem, normal, pick
 
 
@@ -20,6 +21,8 @@ class MetricLearning(SPDProblem):
     """
 
     def __init__(self, similar: Tensor, dissimilar: Tensor) -> None:
+        similar = as_tensor("similar", similar)
+        dissimilar = as_tensor("dissimilar", dissimilar, similar)
         super().__init__(similar)
         self.similar, self.dissimilar = similar, dissimilar
         self._u, self._v = (x.mT @ x / len(x) for x in (similar, dissimilar))
@@ -53,6 +56,7 @@ class MetricLearning(SPDProblem):
         cls, X: Tensor, labels: Tensor, pairs: int = 1000, *, generator: torch.Generator | None = None
     ) -> MetricLearning:
         """Return a problem with random pairs of labelled rows, which are similar if the labels agree."""
+        X, labels = as_tensor("X", X), as_tensor("labels", labels)
         i, j = torch.randint(len(X), (2, 50 * pairs), generator=generator).to(labels.device)
         same, distinct = labels[i] == labels[j], i != j
         chosen = [torch.nonzero(mask & distinct).flatten()[:pairs] for mask in (same, ~same)]

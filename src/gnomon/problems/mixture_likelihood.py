@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ..linalg import as_tensor
 from ..manifolds import SPD, Gaussian
 from .base import Matrix, Problem, normal, pick
 from .random import random_spd
@@ -66,8 +67,8 @@ class MixtureLikelihood(Problem):
     def __init__(self, X: Tensor, components: int, means: Tensor | None = None) -> None:
         if not 1 <= components <= len(X):
             raise ValueError(f"components must be between 1 and the {len(X)} rows of X, got {components!r}")
-        self.X, self.components = X, components
-        self.means = spread(X, components) if means is None else means
+        self.X, self.components = as_tensor("X", X), components
+        self.means = spread(self.X, components) if means is None else as_tensor("means", means, self.X)
 
     @classmethod
     def random(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ..linalg import widen
+from ..linalg import as_tensor, widen
 from .base import Matrix, SPDProblem, normal, symmetric
 from .random import random_spd
 
@@ -21,6 +21,8 @@ class MetricNearness(SPDProblem):
     minimum = 0.0
 
     def __init__(self, Q: Tensor, X: Tensor) -> None:
+        Q = as_tensor("Q", Q)
+        X = as_tensor("X", X, Q)
         super().__init__(Q)
         if X.ndim != 2 or X.shape[-1] != self.k:
             raise ValueError(f"X has shape {tuple(X.shape)}, but Q is of size {self.k}: give rows of that length")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ..linalg import as_tensor
 from .base import Matrix, SPDProblem, normal, pick
 from .random import random_spd
 
@@ -17,6 +18,8 @@ class TraceRegression(SPDProblem):
     """
 
     def __init__(self, U: Tensor, y: Tensor) -> None:
+        U = as_tensor("U", U)
+        y = as_tensor("y", y, U)
         super().__init__(U)
         if U.ndim not in (2, 3):
             raise ValueError(f"U has shape {tuple(U.shape)}; give (N, k) or (N, rank, k)")
