@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 import gnomon
 
 OPTIMIZERS = {
-    "INGD": lambda model: gnomon.optim.INGD(model, lr=3e-3),
+    "INGD": lambda model: gnomon.optim.INGD(model, lr=1e-2),
     "AdamW": lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2),
 }
 

@@ -70,7 +70,8 @@ def quality(
 
     A task is left out if its data are missing. GNOMON_DATA is the folder of the data.
 
-    The command writes a file for each run, quality.md, quality.png and quality.json into OUTPUT/full or OUTPUT/quick.
+    The command writes a file for each run, quality.md with its pictures and quality.json into OUTPUT/full or
+    OUTPUT/quick.
 
     All tasks with all optimizers take several hours. The same command continues after an interruption.
 

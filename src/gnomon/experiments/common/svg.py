@@ -99,7 +99,7 @@ class Chart:
         return self._drawn(as_file=True)
 
     def _drawn(self, as_file: bool = False) -> str:
-        with _canvas(self.title, (5.2, 4.3 if as_file else 3.5), as_file) as (figure, panel, text):
+        with canvas(self.title, (5.2, 4.3 if as_file else 3.5), as_file) as (figure, panel, text):
             for line in self.lines:
                 plot(panel, line.thinned())
             panel.set_xlabel(self.x, color=INK)
@@ -110,7 +110,7 @@ class Chart:
             panel.spines[["top", "right", "left"]].set_visible(False)
             if as_file:
                 figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)
-        return _with_short_numbers(text.getvalue())
+        return with_short_numbers(text.getvalue())
 
     def _scale(self, panel: Axes) -> None:
         if self.log:
@@ -147,7 +147,7 @@ class HeatMap:
         return self._drawn(as_file=True)
 
     def _drawn(self, as_file: bool = False) -> str:
-        with _canvas(self.title, (5.2, 1.5 + 0.5 * len(self.rows)), as_file) as (_, panel, text):
+        with canvas(self.title, (5.2, 1.5 + 0.5 * len(self.rows)), as_file) as (_, panel, text):
             numbers = np.array([[np.nan if value is None else value for value in row] for row in self.values])
             ground = palette.PAGE.light
             panel.pcolormesh(numbers, cmap="viridis_r", vmin=self.low, vmax=self.high, edgecolors=ground, linewidth=2)
@@ -160,7 +160,7 @@ class HeatMap:
             panel.set_xlabel(self.x, color=INK)
             panel.set_ylabel(self.y, color=INK)
             panel.spines[:].set_visible(False)
-        return _with_short_numbers(text.getvalue())
+        return with_short_numbers(text.getvalue())
 
     def _text_color(self, value: float) -> str:
         if np.isnan(value):
@@ -169,7 +169,7 @@ class HeatMap:
 
 
 @contextmanager
-def _canvas(title: str, size: tuple[float, float], as_file: bool) -> Iterator[tuple[Figure, Axes, io.StringIO]]:
+def canvas(title: str, size: tuple[float, float], as_file: bool) -> Iterator[tuple[Figure, Axes, io.StringIO]]:
     """Give a figure, its panel, and the stream to which the SVG is written at the end."""
     with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": title, "text.color": INK, "font.size": 10}):
         figure = Figure(figsize=size, layout="constrained", facecolor=palette.PAGE.light if as_file else "none")
@@ -183,7 +183,7 @@ def _canvas(title: str, size: tuple[float, float], as_file: bool) -> Iterator[tu
         figure.savefig(text, format="svg", metadata={"Date": None})
 
 
-def _with_short_numbers(svg: str) -> str:
+def with_short_numbers(svg: str) -> str:
     """Return a drawing whose paths have two decimals: matplotlib writes six, which make files twice as large."""
     return re.sub(r' d="[^"]*"', lambda path: re.sub(r"(\.\d\d)\d+", r"\1", path[0]), svg)
 

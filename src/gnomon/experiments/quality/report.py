@@ -44,14 +44,16 @@ INTRODUCTION = (
 CHOSEN = (
     f"INGD's defaults were chosen by the development tasks ({', '.join(DEVELOPMENT)}): polar factors, for how many "
     "rows they are taken and by how many iterations, how the length of a step depends on a layer's width and on its "
-    "direction, weight decay that follows the schedule, how fast the intervals between updates grow, and which sides "
-    "are diagonal. Other momenta (0.9), weight decays (0.1 and 0.4), rates of the fallback (a third and three times "
-    "the layers'), two and four iterations of polar factors instead of three, and fewer rows of statistics were tried "
-    f"there and not taken. Nothing was chosen by the judgement tasks ({', '.join(JUDGEMENT)}) except each optimizer's "
-    "learning rate, by validation data. But they were not unseen: results of an earlier INGD on them, and the time of "
-    "its steps there, were known when the later choices were made. The measure of magic was its loss at first. It "
-    "became its error after results had been seen, because a few samples decide the loss. The grids of rates were "
-    "chosen once from each optimizer's usual rate. AdamW, SOAP and Muon were not tuned beyond their rate."
+    "direction, weight decay that follows the schedule, how fast the intervals between updates grow, for few and for "
+    "many rows, and which sides are diagonal. Other momenta (0.9), weight decays (0.1 and 0.4), rates of the fallback "
+    "(a third and three times the layers'), damping (0.05 and 0.6), memories of the factors (b1 of 0.1, 0.3 and 0.4), "
+    "updates every twenty steps, two and four iterations of polar factors instead of three, a diagonal factor in each "
+    "layer, and fewer rows of statistics were tried there and not taken.\n\n"
+    f"Nothing was chosen by the judgement tasks ({', '.join(JUDGEMENT)}) except each optimizer's learning rate, by "
+    "validation data. But they were not unseen: results of an earlier INGD on them, and the time of its steps there, "
+    "were known when the later choices were made. The measure of magic was its loss at first. It became its error "
+    "after results had been seen, because a few samples decide the loss. The grids of rates were chosen once from each "
+    "optimizer's usual rate. AdamW, SOAP and Muon were not tuned beyond their rate."
 )
 
 
@@ -76,6 +78,15 @@ class Section:
         return table
 
 
+@dataclass(frozen=True)
+class Panel:
+    """What a picture of the results shows: a name for its file, a title, and the results of tasks and optimizers."""
+
+    name: str
+    title: str
+    outcomes: Outcomes
+
+
 class Report:
     """The tables of a study. Tasks and optimizers without results are left out or have empty cells."""
 
@@ -90,6 +101,14 @@ class Report:
         parts = {"development": DEVELOPMENT, "judgement": JUDGEMENT, "all": TASKS}
         return {name: [task for task in part if task in self.study.tasks] for name, part in parts.items()}
 
+    @property
+    def panels(self) -> list[Panel]:
+        """The results at equal steps, and those in AdamW's time if there are any."""
+        found = [Panel("quality-steps", "At equal steps", self.study.final_outcomes)]
+        if ADAMW in self.study.references:
+            found.append(Panel("quality-time", "In AdamW's CPU time", self.outcomes_in_time_of(ADAMW)))
+        return found
+
     # ------------------------------------------------------------------ the page
     def markdown(self) -> str:
         introduction = INTRODUCTION.format(
@@ -102,7 +121,9 @@ class Report:
             parts.append(f"These are results of the scale `{self.study.scale.name}`, which are not to be cited.")
         if missing := len(self.study.left()):
             parts.append(f"At least {missing} runs are missing. The cells of missing runs are empty.")
-        parts.append("![Final measures as multiples of each task's best one](quality.png)")
+        pictures = [f"![{panel.title}]({panel.name}.svg)" for panel in self.panels]
+        caption = "*Final measures as multiples of each task's best one. Below the dotted line are tasks of judgement.*"
+        parts += ['<div class="charts" markdown>', *pictures, "</div>", caption]
         parts += [section.markdown() for section in self.sections]
         if self.failures:
             parts += ["## Runs that failed", "\n".join(f"- {line}" for line in self.failures)]

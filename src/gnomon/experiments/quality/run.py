@@ -43,7 +43,7 @@ def bench_quality(
     Ctrl-C ends the runs. The tables and results then show the runs that have ended.
 
     Args:
-        output: The folder in which each scale has a folder of runs, ``quality.md``, ``quality.png`` and
+        output: The folder in which each scale has a folder of runs, ``quality.md`` with its pictures, and
             ``quality.json``.
         tasks: The names of tasks; all if there are none.
         optimizers: The names of optimizers; all if there are none.
@@ -83,7 +83,7 @@ def _publish(study: Study, measures: dict[str, str], write: bool, console: Conso
     _write(report, study.folder / "quality.json", study.folder / "quality.md")
     if write:
         _write(report, REPOSITORY["json"], REPOSITORY["page"])
-    console.print(f"Results: {study.folder / 'quality.md'}, quality.png and quality.json", soft_wrap=True)
+    console.print(f"Results: {study.folder / 'quality.md'} with its pictures, and quality.json", soft_wrap=True)
     return report
 
 
@@ -130,7 +130,7 @@ def _check_repository() -> None:
 
 def _write(report: Report, data: Path, page: Path) -> None:
     write_atomically(data, compact(report))
-    draw(report, page.with_name("quality.png"))
+    draw(report, page.parent)
     write_atomically(page, report.markdown())
 
 
