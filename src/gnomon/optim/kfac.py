@@ -73,7 +73,7 @@ class KFAC(KroneckerOptimizer):
             rule=InverseFactors(chosen["relative"]),
             max_dim=chosen["max_dim"],
             curvature=CurvatureConfig(**{name: chosen[name] for name in sources}),
-            steps=StepConfig(**{name: chosen[name] for name in steps}, growth=GROWTH, growth_with_few_rows=GROWTH),
+            steps=StepConfig(**{name: chosen[name] for name in steps}, growth=GROWTH),
             groups=chosen["groups"],
             sharing=strategy_for,
         )

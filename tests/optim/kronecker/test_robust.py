@@ -110,9 +110,9 @@ def test_early_updates_shorten_the_wait():
     assert constant > 1.5 * growing
 
 
-@pytest.mark.parametrize(("kind", "rows", "growth"), [(INGD, 8, 5), (INGD, 2, 2), (KFAC, 8, 20), (KFAC, 2, 20)])
-def test_intervals_grow_sooner_where_factors_forget_sooner_and_rows_are_few(kind, rows, growth):
-    model, x = nn.Linear(3, 2), torch.randn(rows, 3)
+@pytest.mark.parametrize(("kind", "growth"), [(INGD, 5), (KFAC, 20)])
+def test_intervals_grow_sooner_where_factors_forget_sooner(kind, growth):
+    model, x = nn.Linear(3, 2), torch.randn(8, 3)
     optimizer, updated = kind(model), []
     for step in range(3 * growth):
         due = optimizer.param_groups[0]["next_update"] <= step

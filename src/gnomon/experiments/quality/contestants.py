@@ -106,6 +106,6 @@ CONTESTANTS: dict[str, Contestant] = {
         _layerwise("kfac", "KFAC", KFAC, **INTERVALS),
         _layerwise("ingd-paper", "INGD, paper", INGD, "paper"),
         _layerwise("ingd-before", "INGD before", INGD, lr=BEFORE_RATE, **BEFORE),
-        _layerwise("ingd", "INGD", INGD, rules="intervals 5 and 2, rows 1, inner 256, width 48, plain 0.5, polar 3"),
+        _layerwise("ingd", "INGD", INGD, rules="intervals 5, rows 1, inner 256, width 48, plain 0.5, polar 3"),
     )
 }

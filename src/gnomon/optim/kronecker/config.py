@@ -167,9 +167,6 @@ class StepConfig:
     growth: int = 5
     """With growing intervals, the interval between updates is 1 for this many steps, then 2 for as many, and so on,
     up to ``update_every``."""
-    growth_with_few_rows: int = 2
-    """The same where most of the weights belong to layers whose batches have fewer rows than a factor is large. There
-    an update takes longer than several steps, and a batch tells less of the curvature."""
 
     def __post_init__(self) -> None:
         check_choice("fallback", self.fallback, ("adamw", "sgd"))

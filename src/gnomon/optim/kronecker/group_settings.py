@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from numbers import Real
 from typing import Any
 
 from torch import Tensor, nn
 
 from .config import IN_PLACE_OF, StepConfig
-from .layers.base import FactoredLayer, Settings
+from .layers.base import Settings
 
 AT_LEAST_ZERO = ("lr", "fallback_lr", "weight_decay", "damping", "precond_lr")
 BELOW_ONE = ("momentum", "precond_momentum", "decay")
@@ -78,21 +78,13 @@ def due_weights(groups: list[Settings]) -> set[nn.Parameter]:
     return {p for group in groups if group["role"] == "layer" and is_due(group) for p in group["params"]}
 
 
-def plan_updates(groups: list[Settings], layers: Mapping[nn.Parameter, FactoredLayer], config: StepConfig) -> None:
+def plan_updates(groups: list[Settings], config: StepConfig) -> None:
     """Choose the step at which the factors of groups that were due are updated again."""
     for group in groups:
         if is_due(group):
-            growth = growth_of([layers[p] for p in group["params"] if p in layers], config)
-            grown = 1 + group["step"] // growth if config.growing_intervals else group["update_every"]
+            grown = 1 + group["step"] // config.growth if config.growing_intervals else group["update_every"]
             group["interval"] = min(group["update_every"], grown)
             group["next_update"] = group["step"] + group["interval"]
-
-
-def growth_of(layers: Sequence[FactoredLayer], config: StepConfig) -> int:
-    """Return for how many steps the interval between updates of a group's layers stays the same before it grows."""
-    few = sum(layer.layer.size for layer in layers if layer.has_few_rows)
-    has_few = 2 * few > sum(layer.layer.size for layer in layers)
-    return config.growth_with_few_rows if has_few else config.growth
 
 
 def follow_schedules(group: Settings, schedules: Schedules) -> None:

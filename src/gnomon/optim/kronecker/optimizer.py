@@ -307,7 +307,7 @@ class KroneckerOptimizer(Optimizer):
         if due:
             skipped = self._preconditioner.update(due, collector, ok)
             self._count("skipped_updates", skipped + collector.take_empty_batches())
-        plan_updates(self.param_groups, self._layers, self._config)
+        plan_updates(self.param_groups, self._config)
         replaces, compiles = self._config.precondition_only, self._config.compile
         steps = LayerSteps(self._states, strategy, self._precondition, replaces, compiles)
         ok = steps.move(moving, largest, self._preconditioner.levels, ok)

@@ -219,11 +219,6 @@ class FactoredLayer:
     def weight(self) -> nn.Parameter:
         return self.layer.weight
 
-    @property
-    def has_few_rows(self) -> bool:
-        """Whether a batch is known to have fewer rows than the larger side of the matrix is long."""
-        return 0 < self.rows < max(self.layer.p, self.layer.d)
-
     def form(self, side: str) -> FactorForm:
         """Return the form of the factor K or C."""
         return self.pair.left if side == "K" else self.pair.right
