@@ -61,7 +61,7 @@ def main() -> None:
     order = torch.randperm(len(data.images), generator=torch.Generator().manual_seed(0))
     images = torch.tensor(data.images, dtype=torch.float32)[order, None] / 8 - 1
     labels = torch.tensor(data.target)[order]
-    epochs = 2 if arguments.quick else 8
+    epochs = 2 if arguments.quick else 4
     figure, axes = plt.subplots(figsize=(5, 3.4), constrained_layout=True)
     for name, make_optimizer in OPTIMIZERS.items():
         found = errors(make_optimizer, images, labels, epochs)

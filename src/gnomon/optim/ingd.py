@@ -121,8 +121,7 @@ class INGD(KroneckerOptimizer):
             has, and is converted when it is loaded.
         relative: whether curvature and damping are relative to the curvature's mean, that of the batch with
             ``curvature="kfac"`` and a running one with ``"gradient"``.
-        growing_intervals: whether updates are more frequent at first. The interval grows by one every five steps, and
-            every two steps where batches have few rows.
+        growing_intervals: whether updates are more frequent at first. The interval grows by one every five steps.
         subsample: whether statistics may come from one sample in two to four, where there are many more rows than
             the factors are large, and those of convolutions by positions from every second one along each axis.
         convention: ``"outside"`` keeps b1 out of the momentum, ``m <- a1 m + (...)``, ``K <- K Exp(-b1 m)``, which
