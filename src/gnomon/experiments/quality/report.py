@@ -33,29 +33,41 @@ Outcomes = Callable[[str, str], list[Outcome] | None]
 """The results of a task and an optimizer, or None if there are none."""
 
 INTRODUCTION = (
-    "`gnomon bench quality` trains {tasks} unlike tasks with each optimizer. An optimizer has {rates} learning rates, "
-    "each twice the one before, around its usual one, and the same on every task. The rate with the lowest validation "
-    f"measure on seed {CHOICE_SEED} is trained with {{seeds}} further seeds, and their test measure is reported "
-    "(training loss of the autoencoder, error of the equation's solution). All optimizers have the task's schedule: a "
-    "warm-up if it has one, then a cosine to zero. Everything else is at each optimizer's defaults. Times are CPU time "
-    "of one thread without measures, as multiples of AdamW's: each optimizer was timed at its usual rate in turns with "
-    "AdamW, in one process. A run that diverges counts as infinitely bad."
+    "`gnomon bench quality` trains {tasks} unlike tasks with {optimizers} optimizers. The drawings show the test "
+    "measure of each optimizer at its best learning rate, as a multiple of the task's best one. Below the dotted line "
+    "are the tasks of judgement, by which INGD's defaults were not chosen."
 )
-CHOSEN = (
-    f"INGD's defaults were chosen by the development tasks ({', '.join(DEVELOPMENT)}): polar factors, for how many "
-    "rows they are taken and by how many iterations, how the length of a step depends on a layer's width and on its "
-    "direction, weight decay that follows the schedule, how fast the intervals between updates grow, and which sides "
-    "are diagonal. Other momenta (0.9), weight decays (0.1 and 0.4), rates of the fallback (a third and three times "
-    "the layers'), damping (0.05 and 0.6), memories of the factors (b1 of 0.1, 0.3 and 0.4), updates every twenty "
-    "steps, faster growth of intervals where batches have few rows, two and four iterations of polar factors instead "
-    "of three, a diagonal factor in each layer, no polar factors of output layers, and fewer rows of statistics were "
-    "tried there and not taken.\n\n"
-    f"Nothing was chosen by the judgement tasks ({', '.join(JUDGEMENT)}) except each optimizer's learning rate, by "
-    "validation data. But they were not unseen: results of an earlier INGD on them, and the time of its steps there, "
-    "were known when the later choices were made. The measure of magic was its loss at first. It became its error "
-    "after results had been seen, because a few samples decide the loss. The grids of rates were chosen once from each "
-    "optimizer's usual rate. AdamW, SOAP and Muon were not tuned beyond their rate."
-)
+MEASURED = f"""\
+## How it is measured
+
+- **Rates.** Each optimizer has {{rates}} learning rates, each twice the one before, around its usual one. They are the
+  same on every task. The rate with the lowest validation measure on seed {CHOICE_SEED} is the best one.
+- **Seeds.** The best rate is trained with {{seeds}} further seeds. The tables show their test measure. For the
+  autoencoder it is the training loss, and for the equation the error of the solution.
+- **Schedule.** All optimizers have the task's schedule: a warm-up if it has one, then a cosine to zero. Everything else
+  is at each optimizer's defaults.
+- **Time.** Times are CPU time of one thread without measures, as multiples of AdamW's. Each optimizer was timed at its
+  usual rate in turns with AdamW, in one process.
+- **Failures.** A run that diverges counts as infinitely bad."""
+CHOSEN = f"""\
+## What was chosen by which tasks
+
+- **Development tasks** ({", ".join(DEVELOPMENT)}). INGD's defaults were chosen by them: polar factors, for how many
+  rows they are taken and by how many iterations, how the length of a step depends on a layer's width and on its
+  direction, weight decay that follows the schedule, how fast the intervals between updates grow, and which sides are
+  diagonal.
+- **Not taken.** These were tried on the development tasks: other momenta (0.9), weight decays (0.1 and 0.4), rates of
+  the fallback (a third and three times the layers'), damping (0.05 and 0.6), memories of the factors (b1 of 0.1, 0.3
+  and 0.4), updates every twenty steps, faster growth of intervals where batches have few rows, two and four iterations of
+  polar factors instead of three, a diagonal factor in each layer, no polar factors of output layers, and fewer rows of
+  statistics.
+- **Judgement tasks** ({", ".join(JUDGEMENT)}). Only the learning rate of each optimizer was chosen by them, with
+  validation data. But they were not unseen: results of an earlier INGD on them, and the time of its steps there, were
+  known when the later choices were made.
+- **Magic.** Its measure was its loss at first. It became its error after results had been seen, because a few samples
+  decide the loss.
+- **Others.** The grids of rates were chosen once from each optimizer's usual rate. AdamW, SOAP and Muon were not tuned
+  beyond their rate."""
 
 
 @dataclass(frozen=True)
@@ -112,19 +124,14 @@ class Report:
 
     # ------------------------------------------------------------------ the page
     def markdown(self) -> str:
-        introduction = INTRODUCTION.format(
-            tasks=len(self.study.tasks),
-            rates=len(self.study.scale.rates),
-            seeds=self.study.scale.seeds,
-        )
-        parts = ["# Optimizers on unlike tasks", introduction, CHOSEN]
+        introduction = INTRODUCTION.format(tasks=len(self.study.tasks), optimizers=len(self.optimizers))
+        pictures = [f"![{panel.title}]({panel.name}.svg)" for panel in self.panels]
+        parts = ["# Optimizers on unlike tasks", introduction, '<div class="charts" markdown>', *pictures, "</div>"]
         if self.study.scale.name != "full":
             parts.append(f"These are results of the scale `{self.study.scale.name}`, which are not to be cited.")
         if missing := len(self.study.left()):
             parts.append(f"At least {missing} runs are missing. The cells of missing runs are empty.")
-        pictures = [f"![{panel.title}]({panel.name}.svg)" for panel in self.panels]
-        caption = "*Final measures as multiples of each task's best one. Below the dotted line are tasks of judgement.*"
-        parts += ['<div class="charts" markdown>', *pictures, "</div>", caption]
+        parts += [MEASURED.format(rates=len(self.study.scale.rates), seeds=self.study.scale.seeds), CHOSEN]
         parts += [section.markdown() for section in self.sections]
         if self.failures:
             parts += ["## Runs that failed", "\n".join(f"- {line}" for line in self.failures)]
