@@ -58,9 +58,9 @@ CHOSEN = f"""\
   diagonal.
 - **Not taken.** These were tried on the development tasks: other momenta (0.9), weight decays (0.1 and 0.4), rates of
   the fallback (a third and three times the layers'), damping (0.05 and 0.6), memories of the factors (b1 of 0.1, 0.3
-  and 0.4), updates every twenty steps, faster growth of intervals where batches have few rows, two and four iterations of
-  polar factors instead of three, a diagonal factor in each layer, no polar factors of output layers, and fewer rows of
-  statistics.
+  and 0.4), updates every twenty steps, faster growth of intervals where batches have few rows, two and four iterations
+  of polar factors instead of three, a diagonal factor in each layer, no polar factors of output layers, and fewer rows
+  of statistics.
 - **Judgement tasks** ({", ".join(JUDGEMENT)}). Only the learning rate of each optimizer was chosen by them, with
   validation data. But they were not unseen: results of an earlier INGD on them, and the time of its steps there, were
   known when the later choices were made.
