@@ -212,6 +212,22 @@ def polar_factor(matrices: Tensor) -> Tensor:
     return x
 
 
+def polar_factors_of_halves(matrices: Tensor, interleaved: bool) -> Tensor:
+    """Return a batch in which each half of the smaller side, which is even, is replaced by its own polar factor.
+
+    The halves are the first and the last rows, or every second row. They need less than half of the multiplications of
+    :func:`polar_factor`.
+    """
+    if matrices.shape[-2] > matrices.shape[-1]:
+        return polar_factors_of_halves(matrices.mT, interleaved).mT
+    h = matrices.shape[-2] // 2
+    if interleaved:
+        halves = matrices.unflatten(-2, (h, 2)).transpose(-3, -2)
+        return polar_factor(halves.flatten(0, -3)).view(halves.shape).transpose(-3, -2).flatten(-3, -2)
+    halves = matrices.unflatten(-2, (2, h))
+    return polar_factor(halves.flatten(0, -3)).view(halves.shape).flatten(-3, -2)
+
+
 def _polynomial(square: Tensor, a: float, b: float, c: float) -> Tensor:
     """Return ``a I + b A + c A^2`` of a symmetric A."""
     result = symmetric_product(square, square).mul_(c).add_(square, alpha=b)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from gnomon.linalg import polar_factor
+from gnomon.linalg import polar_factor, polar_factors_of_halves
 from gnomon.optim import INGD
 from support.teaching import teacher, train
 
@@ -151,6 +151,52 @@ def test_three_matrices_side_by_side_have_a_factor_each():
     turned = moved(model, INGD(model, weight_decay=0.0), x)[0]
     wanted = polar_factor(straight.view(3, 6, 6)).reshape(18, 6)
     torch.testing.assert_close(turned, wanted * (turned.square().mean() / wanted.square().mean()).sqrt())
+
+
+@pytest.mark.parametrize("shape", [(3, 8, 20), (2, 20, 8), (1, 6, 6)])
+def test_halves_have_polar_factors_of_their_own(shape):
+    """They are rows of a wide matrix and columns of a tall one: the first and the last, or every second one."""
+    torch.manual_seed(0)
+    matrices = torch.randn(shape, dtype=F64)
+    wide = matrices if shape[-1] >= shape[-2] else matrices.mT
+    h = wide.shape[-2] // 2
+    for interleaved, places in ((False, (slice(h), slice(h, None))), (True, (slice(None, None, 2), slice(1, None, 2)))):
+        found = polar_factors_of_halves(matrices, interleaved)
+        assert found.shape == matrices.shape
+        found = found if wide is matrices else found.mT
+        for rows in places:
+            torch.testing.assert_close(found[:, rows], polar_factor(wide[:, rows]))
+
+
+def test_which_layers_are_halved():
+    """Those whose smaller side is above a sixteenth of the number of rows, and is even and large enough."""
+
+    def halved(rows, *sizes, **settings):
+        torch.manual_seed(0)
+        model = nn.Sequential(*(nn.Linear(*size) for size in sizes))
+        optimizer = INGD(model, **settings)
+        moved(model, optimizer, torch.randn(rows, sizes[0][0]))
+        return [layer.turn.keywords["in_halves"] for layer in optimizer._layers.values()]
+
+    assert halved(1000, (100, 96), (96, 94), (94, 288), (288, 97)) == [True, False, False, False]
+    assert halved(1535, (96, 96)) == [True]
+    assert halved(1536, (96, 96)) == [False]
+    assert halved(1000, (100, 288), polar={"0": 3}) == [True]
+    assert halved(10, (100, 96), curvature="gradient") == [True]  # the number of rows is not known
+
+
+def test_steps_take_other_halves_in_turns():
+    torch.manual_seed(0)
+    model = nn.Linear(96, 96, bias=False).double()
+    twin = copy.deepcopy(model)
+    settings = {"weight_decay": 0.0, "momentum": 0.0, "structure": ("identity", "dense"), "update_every": 10}
+    optimizers = [INGD(m, polar=polar, **settings) for m, polar in ((twin, False), (model, True))]
+    for step in range(3):
+        x = torch.randn(200, 96, dtype=F64)
+        twin.load_state_dict(model.state_dict())
+        straight, turned = (moved(m, o, x)[0] for m, o in zip((twin, model), optimizers, strict=True))
+        wanted = polar_factors_of_halves(straight[None], step % 2 == 1)[0]
+        torch.testing.assert_close(turned, wanted * (turned.norm() / wanted.norm()))
 
 
 def test_resume_has_the_row_counts():

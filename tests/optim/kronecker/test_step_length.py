@@ -8,7 +8,7 @@ from torch import nn
 
 from gnomon.linalg import rms_of
 from gnomon.optim import INGD
-from gnomon.optim.kronecker.layer_steps import LEAST_WIDTH, PLAIN
+from gnomon.optim.kronecker.layer_steps import EMBEDDING, LEAST_WIDTH, PLAIN
 from support.matrices import F64, close
 from support.perceptron import batches
 from support.teaching import teacher
@@ -39,7 +39,7 @@ def test_the_step_has_the_given_size():
 @pytest.mark.parametrize("settings", [{}, {"polar": False}, {"base_width": 32, "step_rms": 0.1}], ids=str)
 def test_steps_are_smaller_in_wider_layers(settings):
     """The root mean square of a step is ``step_rms sqrt(base_width / p)``, half of it without polar factors, and
-    ``step_rms`` in an embedding.
+    twice ``step_rms`` in an embedding.
     """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(20, 60), nn.Linear(60, 300), nn.Tanh(), nn.Linear(300, 4, bias=False))
@@ -52,7 +52,7 @@ def test_steps_are_smaller_in_wider_layers(settings):
     table, *first, second = (p.detach() - old for p, old in zip(model.parameters(), before, strict=True))
     first = torch.cat([first[0], first[1][:, None]], 1)
     lengths = [step.square().mean().sqrt().item() for step in (table, first, second)]
-    wanted = [1e-2 * step_rms * factor for factor in (1, math.sqrt(base / 61), math.sqrt(base / 300))]
+    wanted = [1e-2 * step_rms * factor for factor in (EMBEDDING, math.sqrt(base / 61), math.sqrt(base / 300))]
     assert lengths == pytest.approx(wanted, rel=1e-4)
 
 

@@ -106,6 +106,11 @@ CONTESTANTS: dict[str, Contestant] = {
         _layerwise("kfac", "KFAC", KFAC, **INTERVALS),
         _layerwise("ingd-paper", "INGD, paper", INGD, "paper"),
         _layerwise("ingd-before", "INGD before", INGD, lr=BEFORE_RATE, **BEFORE),
-        _layerwise("ingd", "INGD", INGD, rules="intervals 5, rows 1, inner 256, width 48, plain 0.5, polar 3"),
+        _layerwise(
+            "ingd",
+            "INGD",
+            INGD,
+            rules="intervals 5, rows 1, halves 16, inner 256, width 48, plain 0.5, embedding 2, polar 3",
+        ),
     )
 }

@@ -45,7 +45,7 @@ def turn_work(turn: Turn | None, blocks: int, d: int, p: int) -> int:
     if turn is None:
         return 0
     with _counter() as counter:
-        turn(torch.empty(blocks, d, p, device="meta"))
+        turn(torch.empty(blocks, d, p, device="meta"), 0)
     return counter.get_total_flops() // 2
 
 

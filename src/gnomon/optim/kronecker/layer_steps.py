@@ -35,6 +35,8 @@ which its gradient holds."""
 PLAIN = 0.5
 """The length of steps along averages over that of steps along polar factors. At equal root mean squares an average has
 a larger first singular value, which bounds the learning rate."""
+EMBEDDING = 2.0
+"""The length of steps of embeddings over ``step_rms``."""
 
 
 @dataclass
@@ -201,7 +203,7 @@ class LayerSteps:
         for stack, averages in zip(stacks, found, strict=True):
             turn = stack[0].layer.turn
             assert turn is not None
-            turn(averages)
+            turn(averages, stack[0].group["step"])
         return rms_of_stacks(stacks, found, rms.device)
 
     def _move_by_lengths(
@@ -378,13 +380,15 @@ def step_lengths(moving: Sequence[Move]) -> tuple[float, ...]:
     It is ``step_rms sqrt(base_width / width)``, with the layer's number of inputs as its width, so that a step changes
     the outputs of wide and narrow layers by about as much. Widths below :data:`LEAST_WIDTH` count as that. A step along
     an average itself is :data:`PLAIN` times as long as one along its polar factor. An embedding, where one input is 1
-    and all others are 0, has ``step_rms``.
+    and all others are 0, has :data:`EMBEDDING` times ``step_rms``. Without ``base_width`` all have ``step_rms``.
     """
 
     def length(move: Move) -> float:
         layer, step_rms, base = move.layer.layer, move.group["step_rms"], move.group.get("base_width")
-        if base is None or layer.takes_indices:
+        if base is None:
             return step_rms
+        if layer.takes_indices:
+            return EMBEDDING * step_rms
         return step_rms * math.sqrt(base / max(layer.width, LEAST_WIDTH)) * (PLAIN if move.layer.turn is None else 1)
 
     return tuple(length(move) for move in moving)

@@ -19,6 +19,11 @@ from .update_rules import along_polar_factor
 MOST_SIDES = 1
 """The largest ratio of a matrix's smaller side to the rows of a batch. Beyond it the iterations would take more than
 twice as long as the layer's forward and backward pass, which has three products of that side with as many rows."""
+WHOLE_SIDES = 1 / 16
+"""The largest ratio of a matrix's smaller side to the rows of a batch at which the matrix has one polar factor. Above
+it each half of the smaller side has its own, because the iterations would take a large part of a step."""
+LEAST_HALF = 48
+"""The least number of rows in a half of a matrix. Polar factors of smaller halves would take about as long as one."""
 FUSED_NAMES = ("qkv", "query_key_value", "c_attn", "in_proj")
 """Ends of the names of linear layers whose output is queries, keys and values side by side."""
 
@@ -27,9 +32,10 @@ class PolarDirections:
     """The rule for directions that replaces the average of a layer's directions by its polar factor.
 
     It acts on layers with a dense factor that are no embeddings, where a batch has so many rows that the iterations are
-    not the largest part of the work. ``asked`` says for patterns of layer names how many matrices lie side by side in
-    the outputs of a layer. Each of them has its own polar factor, and 0 leaves the directions as they are. Fused
-    queries, keys and values are found by name or shape.
+    not the largest part of the work. Where they would be a large part, each half of a matrix has a polar factor of its
+    own. ``asked`` says for patterns of layer names how many matrices lie side by side in the outputs of a layer. Each
+    of them has its own polar factor, and 0 leaves the directions as they are. Fused queries, keys and values are found
+    by name or shape.
     """
 
     def __init__(self, asked: Literal[True] | Mapping[str, int] = True) -> None:
@@ -54,8 +60,10 @@ class PolarDirections:
         """Return what replaces averages by directions, or None where a batch has too few rows to pay for it."""
         count, inner = self.count(layer), layer.layer
         smaller = min(inner.d // max(count, 1), inner.p - (inner.bias is not None))
-        pays = layer.rows == 0 or smaller <= MOST_SIDES * layer.rows
-        return _turn(count, inner.bias is not None) if count and pays else None
+        if count == 0 or 0 < MOST_SIDES * layer.rows < smaller:
+            return None
+        in_halves = smaller > WHOLE_SIDES * layer.rows and smaller >= 2 * LEAST_HALF and smaller % 2 == 0
+        return _turn(count, inner.bias is not None, in_halves)
 
     def count(self, layer: FactoredLayer) -> int:
         """Return how many matrices lie side by side in a layer's outputs, or 0 to leave its directions as they are."""
@@ -71,6 +79,6 @@ class PolarDirections:
 
 
 @cache
-def _turn(count: int, has_bias: bool) -> Turn:
+def _turn(count: int, has_bias: bool, in_halves: bool) -> Turn:
     """Return the same object for the same numbers, because layers with one function are handled as a batch."""
-    return partial(along_polar_factor, count=count, has_bias=has_bias)
+    return partial(along_polar_factor, count=count, has_bias=has_bias, in_halves=in_halves)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ...linalg import polar_factor, promoted
+from ...linalg import polar_factor, polar_factors_of_halves, promoted
 from .layers.base import FactoredLayer, Settings, State, States, alike, move_state
 from .strategy import Alone
 
@@ -107,15 +107,19 @@ def adamw(params: list[Tensor], states: list[State], gradients: list[Tensor], gr
     torch._foreach_sub_(params, [move.to(p.dtype) for move, p in zip(moves, params, strict=True)])
 
 
-def along_polar_factor(averages: Tensor, count: int, has_bias: bool) -> None:
+def along_polar_factor(averages: Tensor, step: int, count: int, has_bias: bool, in_halves: bool) -> None:
     """Replace each of ``count`` matrices, which lie side by side in the outputs of a batch ``(blocks, d, p)``, by its
     polar factor.
 
-    The bias, a last column, is scaled as the weight is on average: it is no direction of the inputs.
+    With ``in_halves`` each half of a matrix has its own polar factor. The halves are others at every second step, so
+    that two steps make three quarters of all pairs of rows orthogonal. The bias, a last column, is scaled as the
+    weight is on average: it is no direction of the inputs.
     """
     weights = averages[..., :-1] if has_bias else averages
     blocks, d, p = weights.shape
-    turned = polar_factor(weights.reshape(blocks * count, d // count, p)).reshape(blocks, d, p)
+    matrices = weights.reshape(blocks * count, d // count, p)
+    factors = polar_factors_of_halves(matrices, step % 2 == 1) if in_halves else polar_factor(matrices)
+    turned = factors.reshape(blocks, d, p)
     if has_bias:
         lengths = [torch.linalg.vector_norm(x, dim=(-2, -1)) for x in (turned, weights)]
         averages[..., -1].mul_((lengths[0] / lengths[1].clamp(min=torch.finfo(averages.dtype).tiny)).unsqueeze(-1))

@@ -31,8 +31,8 @@ Settings = dict[str, Any]
 Item = TypeVar("Item")
 Side = Literal["K", "C"]
 """The input factor K or the output factor C."""
-Turn = Callable[[Tensor], None]
-"""Makes directions of averages of ``C C^T G K K^T`` in place, for layers as one batch ``(blocks, d, p)``.
+Turn = Callable[[Tensor, int], None]
+"""Makes directions of averages of ``C C^T G K K^T`` in place, for layers as one batch ``(blocks, d, p)`` at a step.
 
 Only their directions matter: a step has a given root mean square."""
 
