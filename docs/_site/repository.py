@@ -1,7 +1,8 @@
 """Pages of the site that show files from outside its folder: nothing is written twice.
 
 A line ``<!-- README: NAME -->`` of a page becomes the part of README.md between ``<!-- begin NAME -->`` and
-``<!-- end NAME -->``. ``results/benchmarks.md`` is benchmarks/RESULTS.md, and links to that file lead to this page.
+``<!-- end NAME -->``. The picture of the quality suite becomes the drawings of its page there, which stack on small
+screens. ``results/benchmarks.md`` is benchmarks/RESULTS.md, and links to that file lead to this page.
 """
 
 import re
@@ -12,6 +13,8 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).parents[2]
 RESULTS = "results/benchmarks.md"
 PART = re.compile(r"^<!-- README: (\w+) -->$", re.MULTILINE)
+PICTURE = re.compile(r"^!\[[^]]*\]\(results/quality\.png\)$", re.MULTILINE)
+DRAWINGS = re.compile(r'<div class="charts" markdown>.*?</div>', re.DOTALL)
 
 
 def part_of_readme(found: re.Match[str]) -> str:
@@ -21,7 +24,16 @@ def part_of_readme(found: re.Match[str]) -> str:
     if text.count(begin) != 1 or text.count(end) != 1:
         raise ValueError(f"README.md must have {begin.strip()} and {end} once each: a page of the site shows that part")
     part = text.partition(begin)[2].partition(end)[0]
-    return part.replace("](benchmarks/RESULTS.md", f"]({RESULTS}").replace("](docs/", "](")
+    part = part.replace("](benchmarks/RESULTS.md", f"]({RESULTS}").replace("](docs/", "](")
+    return PICTURE.sub(lambda _: drawings_of_quality(), part)
+
+
+def drawings_of_quality() -> str:
+    """The drawings at the top of the page of the quality suite, with links as the start page has to write them."""
+    found = DRAWINGS.search((ROOT / "docs" / "results" / "quality.md").read_text())
+    if found is None:
+        raise ValueError("docs/results/quality.md has no drawings for the start page")
+    return found[0].replace("](", "](results/")
 
 
 def on_files(files, config, **_: object):
