@@ -21,7 +21,7 @@ from typing import Any
 
 import report
 import torch
-from tasks import TASKS, train
+from tasks import task_with_its_data, train
 
 from gnomon.optim import INGD
 
@@ -51,7 +51,7 @@ def measure(name: str, redo: bool) -> None:
             if key in stored() and not redo:
                 continue
             # A task of its own, since the CNN's would go on with the rest of its last epoch: the batches must be equal.
-            history = train(TASKS[name](), functools.partial(INGD, precond_dtype=precond_dtype), STEPS, seed)
+            history = train(task_with_its_data(name), functools.partial(INGD, precond_dtype=precond_dtype), STEPS, seed)
             outcome = {"loss": sum(history.loss[-LAST:]) / LAST, "seconds": history.seconds}
             STORE.write_text(json.dumps(stored() | {key: outcome}, indent=1, sort_keys=True) + "\n")
             print(f"{key}: {outcome['loss']:.5g} in {history.seconds:.0f} s", flush=True)

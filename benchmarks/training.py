@@ -28,7 +28,7 @@ from typing import Any
 import report
 import torch
 from matplotlib.figure import Figure
-from tasks import TASKS, Task, train
+from tasks import TASKS, Task, task_with_its_data, train
 from torch import nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim.lr_scheduler import LambdaLR
@@ -101,7 +101,7 @@ def measure(name: str, only: str | None, redo: bool) -> None:
         key = f"{name}/{optimizer}/{lr:.3g}"
         if only not in (None, optimizer) or (key in stored() and not redo):
             continue
-        task = TASKS[name]() if task is None else task
+        task = task_with_its_data(name) if task is None else task
         steps = STEPS.get((name, optimizer), task.steps)
         build = functools.partial(OPTIMIZERS[optimizer], lr=lr)
         history = train(task, build, steps, every=max(steps // CURVE, 1))
@@ -117,7 +117,7 @@ def measure(name: str, only: str | None, redo: bool) -> None:
 
 def in_turns(name: str) -> None:
     """Seconds of each optimizer at its best rate, a step of each in turn."""
-    task = TASKS[name]()
+    task = task_with_its_data(name)
     best = {o: best_of(name, o)[0] for o in TIMED.get(name, compared(name))}
     loops = {o: Loop(task, OPTIMIZERS[o], lr) for o, lr in best.items()}
     for _ in range(task.steps):
@@ -132,7 +132,7 @@ def at_equal_time(name: str) -> None:
     seconds = stored().get(f"{name}/seconds in turns", {})
     if not {"SOAP", "INGD"} <= set(seconds):
         return
-    task, lr = TASKS[name](), best_of(name, "INGD")[0]
+    task, lr = task_with_its_data(name), best_of(name, "INGD")[0]
     steps = min(task.steps, int(task.steps * seconds["SOAP"] / seconds["INGD"]))
     history = train(task, functools.partial(OPTIMIZERS["INGD"], lr=lr), steps)
     keep(f"{name}/INGD in SOAP's time", {"steps": steps, "final": history.final, "lr": lr})

@@ -45,3 +45,5 @@ def test_missing_data(tmp_path, monkeypatch):
     with pytest.raises(tasks.DataMissingError, match="set GNOMON_DATA, or --data-dir, to the folder that holds it"):
         tasks.Cifar()
     assert tasks.Autoencoder().images.shape == (1797, 784)  # scikit-learn's digits
+    with pytest.raises(tasks.DataMissingError, match="install Debian's dataset-fashion-mnist"):
+        tasks.task_with_its_data("autoencoder")

@@ -80,6 +80,10 @@ def settings_damping(stack):
     return 1e-2 * stack.get("K").mean().clamp(min=1e-30)
 
 
+def to_signs(averages, step):
+    averages.sign_()
+
+
 class Signs:
     """A toy: the signs of the averages, for all layers."""
 
@@ -87,7 +91,7 @@ class Signs:
         pass
 
     def turn(self, layer):
-        return torch.Tensor.sign_
+        return to_signs
 
 
 def network():
