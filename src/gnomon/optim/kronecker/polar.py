@@ -21,7 +21,8 @@ MOST_SIDES = 1
 twice as long as the layer's forward and backward pass, which has three products of that side with as many rows."""
 WHOLE_SIDES = 1 / 16
 """The largest ratio of a matrix's smaller side to the rows of a batch at which the matrix has one polar factor. Above
-it each half of the smaller side has its own, because the iterations would take a large part of a step."""
+it, and where rows are never known, each half of the smaller side has its own, because the iterations would take a
+large part of a step."""
 LEAST_HALF = 48
 """The least number of rows in a half of a matrix. Polar factors of smaller halves would take about as long as one."""
 FUSED_NAMES = ("qkv", "query_key_value", "c_attn", "in_proj")
@@ -62,7 +63,9 @@ class PolarDirections:
         smaller = min(inner.d // max(count, 1), inner.p - (inner.bias is not None))
         if count == 0 or 0 < MOST_SIDES * layer.rows < smaller:
             return None
-        in_halves = smaller > WHOLE_SIDES * layer.rows and smaller >= 2 * LEAST_HALF and smaller % 2 == 0
+        # Without views no hook will see rows. With them, rows are counted at the first step.
+        has_few_rows = smaller > WHOLE_SIDES * layer.rows if layer.rows else not layer.views
+        in_halves = has_few_rows and smaller >= 2 * LEAST_HALF and smaller % 2 == 0
         return _turn(count, inner.bias is not None, in_halves)
 
     def count(self, layer: FactoredLayer) -> int:
