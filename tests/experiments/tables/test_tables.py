@@ -140,7 +140,16 @@ if __name__ == "__main__":
 """
 
 
+@pytest.fixture
+def ctrl_c_interrupts():
+    """Python's own reaction to Ctrl-C, which background jobs of a shell ignore."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.mark.spawns
+@pytest.mark.usefixtures("ctrl_c_interrupts")
 def test_ctrl_c_saves(tmp_path, monkeypatch):
     monkeypatch.setitem(TABLES, "gpt", {"small": LONG})
 
