@@ -105,9 +105,9 @@ class INGD(KroneckerOptimizer):
         step_rms: root mean square of the step of a layer with ``base_width`` inputs at ``lr = 1``; None for steps as
             long as they are.
         base_width: the number of inputs at which a layer's steps have the root mean square ``step_rms``. They are
-            smaller in wider layers and larger in narrower ones, down to 48 inputs; those of embeddings are twice as
-            large. A convolution counts its input channels or the positions of a patch, whichever are more. None for
-            the same everywhere.
+            smaller in wider layers and larger in narrower ones, down to 48 inputs; those of embeddings are
+            ``2 step_rms``. A convolution counts its input channels or the positions of a patch, whichever are more.
+            None for the same everywhere.
         polar: whether a step goes along the polar factor of B, the orthogonal matrix nearest to it. It is taken where
             a factor is dense and a batch has enough rows to pay for it. A mapping from patterns of layer names to
             numbers says how many matrices lie side by side in the outputs of a layer, as in ``{"*.qkv": 3}``; 0 leaves

@@ -168,6 +168,15 @@ def test_halves_have_polar_factors_of_their_own(shape):
             torch.testing.assert_close(found[:, rows], polar_factor(wide[:, rows]))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_halves_in_half_precision(interleaved, dtype):
+    torch.manual_seed(0)
+    matrices = torch.randn(3, 8, 20)
+    half, full = (polar_factors_of_halves(m, interleaved).float() for m in (matrices.to(dtype), matrices))
+    assert torch.nn.functional.cosine_similarity(half.flatten(), full.flatten(), dim=0) > 0.999
+
+
 def test_which_layers_are_halved():
     """Those whose smaller side is above a sixteenth of the number of rows, and is even and large enough."""
 
@@ -212,3 +221,20 @@ def test_resume_has_the_row_counts():
         train(o, lambda m=m: (m(x) - y).square().mean(), 4)
     for ours, theirs in zip(other.parameters(), model.parameters(), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_resume_takes_the_halves_that_are_next():
+    """After three steps the next halves are every second row, in the resumed run too."""
+    torch.manual_seed(0)
+    model, batches = nn.Linear(96, 96), torch.randn(6, 200, 96)
+    optimizer = INGD(model)
+    for x in batches[:3]:
+        moved(model, optimizer, x)
+    other = copy.deepcopy(model)
+    again = INGD(other)
+    again.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    for m, o in ((model, optimizer), (other, again)):
+        for x in batches[3:]:
+            moved(m, o, x)
+    assert torch.equal(model.weight, other.weight)
+    assert torch.equal(model.bias, other.bias)

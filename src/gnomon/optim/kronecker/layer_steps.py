@@ -36,7 +36,8 @@ PLAIN = 0.5
 """The length of steps along averages over that of steps along polar factors. At equal root mean squares an average has
 a larger first singular value, which bounds the learning rate."""
 EMBEDDING = 2.0
-"""The length of steps of embeddings over ``step_rms``."""
+"""The length of steps of embeddings over ``step_rms``. Longer steps serve small vocabularies better, and large ones
+worse."""
 
 
 @dataclass
