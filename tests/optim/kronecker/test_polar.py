@@ -174,7 +174,7 @@ def test_halves_in_half_precision(interleaved, dtype):
     torch.manual_seed(0)
     matrices = torch.randn(3, 8, 20)
     half, full = (polar_factors_of_halves(m, interleaved).float() for m in (matrices.to(dtype), matrices))
-    assert torch.nn.functional.cosine_similarity(half.flatten(), full.flatten(), dim=0) > 0.999
+    assert torch.nn.functional.cosine_similarity(half.flatten(), full.flatten(), dim=0) > 0.99
 
 
 def test_which_layers_are_halved():
